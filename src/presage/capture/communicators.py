@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from presage.capture.backend import CUDA
 from presage.capture.contents import SMALL, leaves
 from presage.capture.op_schema import on_gpu
 
@@ -40,7 +41,6 @@ _C10D: dict[str, tuple[str, str, str]] = {
     "scatter_": (BROADCAST, "input_tensors", "output_tensors"),
     "send": (SEND, "tensors", ""),
     "recv_": (RECEIVE, "", "tensors"),
-    "recv_any_source_": (RECEIVE, "", "tensors"),
     "barrier": (ALL_REDUCE, "tensor", "tensor"),
 }
 
@@ -57,15 +57,23 @@ class Communicators:
         """A step is recorded."""
         self.groups, self.messages = {}, set()
 
+    def used(self) -> dict[str, tuple[int, ...]]:
+        """The groups of the recorded step; all ranks, where these are several and do not communicate in it."""
+        groups = self.recorder.groups
+        return self.groups or ({"world": tuple(range(groups.ranks))} if groups.made and groups.ranks > 1 else {})
+
     def alike(self) -> tuple[int, ...]:
         """The ranks that run what was recorded; none where no ranks communicate."""
-        return self.recorder.groups.alike(self.messages) if self.groups else ()
+        return self.recorder.groups.alike(self.messages) if self.used() else ()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.partition("::")[2]
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         if func.namespace == "c10d":
-            return self._c10d(func, name, given) if name in _C10D else None
+            if name not in _C10D:
+                remedy = ": give recv its source (src=)" if name == "recv_any_source_" else ""
+                raise NotImplementedError(f"{func._schema.name} is not captured{remedy}")
+            return self._c10d(func, name, given)
         functional: Callable[[dict[str, Any]], Any] | None = getattr(self, f"_{name.strip('_')}", None)
         if functional is None:
             raise NotImplementedError(f"{func._schema.name} is not captured")
@@ -75,8 +83,13 @@ class Communicators:
         kind, sent, received = _C10D[name]
         group = torch.distributed.ProcessGroup.unbox(given["process_group"])
         inputs, outputs = (leaves(given.get(a)) if a else [] for a in (sent, received))
-        peer = given.get("dst", given.get("src"))
-        self._record(kind, group.group_name, inputs, outputs, peer=peer, sync=name == "barrier")
+        peer, n = given.get("dst", given.get("src")), int(group.size())
+        if name == "barrier":
+            on_host = group.group_name in self.recorder.groups.on_host
+            given["tensor"] = inputs = outputs = [] if on_host else [self._zero()]  # NCCL's barrier reduces a number
+        shown = inputs * n if name == "gather_" and not outputs else inputs  # as large as where all of it is
+        into = outputs * n if name == "scatter_" and not inputs else outputs
+        self._record(kind, group.group_name, shown, into, peer=peer, sync=name == "barrier")
         self._hold(kind, group, inputs, outputs, given)
         result: list[Any] = []
         for returned in func._schema.returns:
@@ -147,12 +160,13 @@ class Communicators:
     def _isend(self, given: dict[str, Any]) -> Any:
         group = _resolved(given["group_name"])
         self._record(SEND, group.group_name, [given["tensor"]], [], peer=given["dst"])
+        self._hold(SEND, group, [given["tensor"]], [], given)
         return given["tensor"]
 
     def _irecv(self, given: dict[str, Any]) -> Any:
         group = _resolved(given["group_name"])
         self._record(RECEIVE, group.group_name, [], [given["tensor"]], peer=given["src"])
-        self._lose([given["tensor"]])
+        self._hold(RECEIVE, group, [], [given["tensor"]], given)
         return given["tensor"]
 
     # ---- FSDP's copies of parameters and gradients to and from one buffer: a kernel each
@@ -186,6 +200,9 @@ class Communicators:
     def _new(self, x: torch.Tensor, shape: Any) -> Any:
         return self.recorder._dispatch(aten.new_empty.default, (x, list(shape)), {})
 
+    def _zero(self) -> Any:
+        return self.recorder._dispatch(aten.empty.memory_format, ([1],), {"device": CUDA})
+
     # ---- what is recorded
 
     def _record(
@@ -210,9 +227,17 @@ class Communicators:
 
     def _hold(self, kind: str, group: Any, inputs: list[Any], outputs: list[Any], given: dict[str, Any]) -> None:
         size, rank = int(group.size()), int(group.rank())
-        if kind == BROADCAST or not outputs:
+        if kind in (SEND, RECEIVE):
+            self._mailed(
+                group, outputs or inputs, *((rank, given["dst"]) if kind == SEND else (given.get("src"), rank))
+            )
             return
-        if kind == RECEIVE or any(x.numel() > SMALL for x in outputs):
+        if kind == BROADCAST:
+            self._from_one(group, inputs, outputs, given)
+            return
+        if not outputs:
+            return
+        if any(x.numel() > SMALL for x in outputs):
             self._lose(outputs)
             return
         adds = _adds(given.get("reduce_op"))
@@ -230,6 +255,40 @@ class Communicators:
             self._exchanged(kind, size, rank, inputs, outputs, adds)
         else:
             self._lose(outputs)
+
+    def _from_one(self, group: Any, inputs: list[Any], outputs: list[Any], given: dict[str, Any]) -> None:
+        """A broadcast, a scatter, or a reduction to one rank."""
+        root, rank = int(given.get("root_rank", given.get("src", 0))), int(group.rank())
+        if "reduce_op" in given:
+            if root == rank and _adds(given["reduce_op"]) and all(x.numel() <= SMALL for x in outputs):
+                for x in outputs:
+                    self._quietly(aten.mul_.Scalar, x, int(group.size()))
+        elif "input_tensors" not in given:
+            self._mailed(group, outputs, root, None)
+        elif root == rank and outputs[0].numel() <= SMALL:
+            self._quietly(aten.copy_.default, outputs[0], inputs[rank])
+        else:
+            self._lose(outputs)
+
+    def _mailed(self, group: Any, tensors: list[Any], sender: int | None, to: int | None) -> None:
+        """Whole numbers that ranks send one another, such as sizes, are read as sent; others are unknown."""
+        groups = self.recorder.groups
+        if sender is None or not all(_whole(x) for x in tensors):
+            self._lose(tensors if to is not None and sender != group.rank() else [])
+        elif sender == group.rank():
+            groups.send(group.group_name, to, [self._numbers(x) for x in tensors])
+        else:
+            for x, numbers in zip(tensors, groups.receive(group.group_name, sender), strict=True):
+                if numbers is None:
+                    self._lose([x])
+                elif isinstance(x, FakeTensor):
+                    self.recorder.shadows.set(x, numbers)
+                else:
+                    x.copy_(numbers)
+
+    def _numbers(self, x: torch.Tensor) -> torch.Tensor | None:
+        found = self.recorder.shadows.numbers(x)
+        return None if found is None or found.assumed else found.data.clone()
 
     def _exchanged(self, kind: str, size: int, rank: int, inputs: list[Any], outputs: list[Any], adds: bool) -> None:
         """Each rank's part for this one is as this one's part for itself."""
@@ -271,6 +330,10 @@ def _resolved(group: Any) -> Any:
     """A process group, given as such or by its name."""
     c10d: Any = torch.distributed.distributed_c10d
     return c10d._resolve_process_group(group) if isinstance(group, str) else group
+
+
+def _whole(x: torch.Tensor) -> bool:
+    return x.numel() <= SMALL and not x.is_floating_point() and not x.is_complex()
 
 
 def _adds(reduce_op: Any) -> bool:

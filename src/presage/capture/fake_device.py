@@ -35,7 +35,7 @@ from presage.capture.backend import (
     stand_in,
 )
 from presage.capture.compiled import compile_patches
-from presage.capture.contents import is_pinned, pin
+from presage.capture.contents import is_pinned, leaves, pin
 from presage.capture.custom_ops import extension_patches
 from presage.capture.fake_tensors import fake_tensor_patches, is_cuda, moved_lazy, set_data
 from presage.capture.higher_order import higher_order_patches
@@ -217,6 +217,11 @@ class Devices(TorchFunctionMode):
             return set_data(*args)
         if func in (torch.Tensor.to, torch.Tensor.cuda) and is_lazy(args[0]):
             return moved_lazy(func, *args, **kwargs)
+        if func is torch.tensor and args and isinstance(args[0], list | tuple):
+            on_gpu = [x for x in leaves(args[0]) if isinstance(x, FakeTensor)]
+            if on_gpu:  # each number is read by itself
+                kwargs.setdefault("dtype", on_gpu[0].dtype)
+                args = (_as_numbers(args[0]), *args[1:])
         if func is torch.Tensor.type:
             return _typed(*args, **kwargs)
         if func is torch.Tensor.is_pinned:
@@ -232,6 +237,12 @@ class Devices(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             return pin(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
+
+
+def _as_numbers(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_numbers(x) for x in value]
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _to_cuda(

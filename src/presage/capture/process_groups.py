@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from presage.capture.backend import CUDA
 from presage.capture.rank_objects import SentObjects, sent_objects
 
 PER_NODE = 8  # GPUs of a node, where nobody says otherwise
-NCCL = "nccl"
+NCCL, GLOO = "nccl", "gloo"
 _DEFAULT = ("", "undefined", "default_pg")
 
 
@@ -31,6 +33,7 @@ class ProcessGroups:
     per_node: int = PER_NODE
     made: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)  # PyTorch's name, description, ranks
     objects: SentObjects = field(default_factory=sent_objects)
+    on_host: set[str] = field(default_factory=set)  # names of those whose backend is gloo
     _own: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     _counted: int = 0
 
@@ -84,6 +87,18 @@ class ProcessGroups:
             self._own, self._counted = self.labels().get(self.rank, {}), len(self.made)
         return self._own.get(name) or ("world", tuple(range(self.ranks)))
 
+    def send(self, name: str, to: int | None, value: list[Any]) -> None:
+        """Send values to a rank of a group (by its place in it), or to all, for captures of other ranks to read."""
+        label, ranks = self.of(name)
+        for place, rank in enumerate(ranks):
+            if to in (None, place) and rank != self.rank:
+                self.objects.send(self.rank, rank, value, (label, ranks.index(self.rank), place))
+
+    def receive(self, name: str, sender: int) -> list[Any]:
+        """What a rank of a group sent to this one."""
+        label, ranks = self.of(name)
+        return self.objects.receive(ranks[sender], self.rank, (label, sender, ranks.index(self.rank)))
+
 
 @contextmanager
 def environment(groups: ProcessGroups) -> Iterator[None]:
@@ -98,13 +113,38 @@ def environment(groups: ProcessGroups) -> Iterator[None]:
         os.environ.update(before)
 
 
+# How frameworks forget the groups of a process, which they keep in their modules.
+_FRAMEWORKS = "megatron", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "torchtitan", "fairscale"
+_FORGET = (
+    ("megatron.core.parallel_state", "destroy_model_parallel"),
+    ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),
+    ("megatron.core.rerun_state_machine", "destroy_rerun_state_machine"),
+    ("accelerate.state", "GradientState._reset_state"),
+    ("accelerate.state", "AcceleratorState._reset_state"),
+    ("accelerate.state", "PartialState._reset_state"),
+)
+_FORGOTTEN = (("deepspeed.comm.comm", "cdb", None), ("deepspeed.utils.groups", "mesh_device", None))
+
+
 def leave_group() -> None:
-    """End the process group that code has begun in a capture, and what PyTorch remembers of its meshes."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    """End the process group that code has begun in a capture, what PyTorch remembers of its meshes, and frameworks."""
+    if not torch.distributed.is_available():
+        return
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         with suppress(ImportError, AttributeError):
             debug: Any = import_module("torch.distributed.tensor.debug")
             debug._clear_sharding_prop_cache()
+    for module, function in _FORGET:
+        if module in sys.modules:
+            attrgetter(function)(sys.modules[module])()
+    for module, name, value in _FORGOTTEN:
+        if module in sys.modules:
+            setattr(sys.modules[module], name, value)
+    for module in [m for m in sys.modules if m.partition(".")[0] in _FRAMEWORKS]:
+        for name, value in [*vars(sys.modules[module]).items()]:
+            if isinstance(value, torch.distributed.ProcessGroup):
+                setattr(sys.modules[module], name, None)
 
 
 def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
@@ -120,7 +160,8 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
     def init(backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1, rank: int = -1,
              store: Any = None, group_name: str = "", pg_options: Any = None, device_id: Any = None,
              **more: Any) -> None:  # fmt: skip
-        del backend, init_method, timeout, store, group_name, pg_options, device_id, more
+        del init_method, timeout, store, group_name, pg_options, device_id, more
+        groups.on_host = {"0"} if backend == GLOO else set()
         groups.ranks = world_size if world_size > 0 else _given("WORLD_SIZE", groups.ranks)
         groups.rank = rank if rank >= 0 else _given("RANK", groups.rank)
         groups.made.append(("0", "", tuple(range(groups.ranks))))
@@ -129,7 +170,9 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
     def new_group(size: int, rank: int, ranks: Sequence[int], backend: Any, _: Any, group_name: str,
                   backend_options: Any = None, timeout: Any = None, pg_tag: Any = None, device_id: Any = None,
                   group_desc: str | None = None, **more: Any) -> Any:  # fmt: skip
-        del backend, backend_options, device_id, more
+        del backend_options, device_id, more
+        if str(backend) == GLOO:
+            groups.on_host.add(str(group_name))
         if ranks:
             groups.made.append((str(group_name), group_desc or "", tuple(ranks)))
         more_of = {"timeout": timeout, "pg_tag": pg_tag, "group_desc": group_desc}
@@ -139,7 +182,7 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         (torch.distributed, "init_process_group", init),
         (c10d, "init_process_group", init),
         (c10d, "_new_process_group_helper", new_group),
-        *_answers(c10d),
+        *_answers(c10d, groups),
         *_objects(c10d, groups),
     ]
     return [*out, *_checks(), *(_votes() if groups.ranks > 1 else [])]
@@ -150,11 +193,23 @@ def _given(name: str, otherwise: int) -> int:
     return int(text) if text.isdigit() else otherwise
 
 
-def _answers(c10d: Any) -> list[tuple[Any, str, Any]]:
+def _answers(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
     """Questions about backends are answered as where they are."""
+
+    def backend(group: Any = None) -> str:
+        return GLOO if (group or c10d.GroupMember.WORLD).group_name in groups.on_host else NCCL
+
+    def split(parent_pg: Any = None, split_ranks: Any = None, **options: Any) -> Any:
+        members = c10d.get_process_group_ranks(parent_pg or c10d.GroupMember.WORLD)
+        known = {k: v for k, v in options.items() if k in ("timeout", "group_desc")}
+        made = [[members[i] for i in some] for some in split_ranks or ()]
+        own = [g for ranks in made if (g := c10d.new_group(ranks, **known)) and groups.rank in ranks]
+        return own[0] if own else None
+
     answers: dict[str, Any] = {
-        "is_nccl_available": lambda: True, "is_gloo_available": lambda: True, "get_backend": lambda group=None: NCCL,  # noqa: ARG005
-        "monitored_barrier": lambda *_, **__: None, "get_node_local_rank": lambda fallback_rank=None: 0,  # noqa: ARG005
+        "is_nccl_available": lambda: True, "is_gloo_available": lambda: True, "get_backend": backend,
+        "split_group": split, "monitored_barrier": lambda *_, **__: None,
+        "get_node_local_rank": lambda fallback_rank=None: 0,  # noqa: ARG005
     }  # fmt: skip
     out = [(owner, name, answer) for name, answer in answers.items() for owner in (torch.distributed, c10d)]
     out += [(owner, "TCPStore", _store) for owner in (torch.distributed, c10d)]
@@ -215,39 +270,46 @@ def _objects(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * size(group)
 
-    def scattered(output: Any, given: Any = None, src: Any = None, group: Any = None, **_: Any) -> None:
-        del src
-        if given:
-            output[0] = given[max(0, c10d.get_rank(group))]
+    def name(group: Any) -> str:
+        return str((group or c10d.GroupMember.WORLD).group_name)
 
-    def place(rank: Any, in_group: Any, group: Any) -> int:
-        return int(rank if in_group is None else c10d.get_global_rank(group or c10d.GroupMember.WORLD, in_group))
+    def place(group: Any, rank: Any, place: Any) -> int:
+        if place is not None or rank is None:
+            return int(place or 0)
+        return int(c10d.get_group_rank(group or c10d.GroupMember.WORLD, rank))
+
+    def sent(object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
+             use_batch: bool = False) -> None:  # fmt: skip
+        del device, use_batch
+        groups.send(name(group), place(group, dst, group_dst), list(object_list))
+
+    def received(object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
+                 use_batch: bool = False) -> int:  # fmt: skip
+        del device, use_batch
+        if src is None and group_src is None:
+            raise NotImplementedError("recv_object_list from any rank is not captured: give it its source (src=)")
+        sender = place(group, src, group_src)
+        object_list[:] = groups.receive(name(group), sender)
+        return int(groups.of(name(group))[1][sender])
 
     def broadcast(
         object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None
     ) -> None:
         del device
-        sender = place(src or 0, group_src, group)
-        if sender == groups.rank:
-            for rank in c10d.get_process_group_ranks(group or c10d.GroupMember.WORLD):
-                groups.objects.send(groups.rank, rank, object_list)
-        elif any(value is None for value in object_list):
-            object_list[:] = groups.objects.receive(sender, groups.rank)
+        sender = place(group, src, group_src)
+        if sender == c10d.get_rank(group):
+            groups.send(name(group), None, list(object_list))
+        else:
+            object_list[:] = groups.receive(name(group), sender)
 
-    def send(object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
-             use_batch: bool = False) -> None:  # fmt: skip
-        del device, use_batch
-        groups.objects.send(groups.rank, place(dst, group_dst, group), object_list)
-
-    def receive(object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
-                use_batch: bool = False) -> int:  # fmt: skip
-        del device, use_batch
-        sender = place(groups.rank - 1 if src is None else src, group_src, group)
-        object_list[:] = groups.objects.receive(sender, groups.rank)
-        return sender
+    def scattered(output: Any, given: Any = None, src: Any = None, group: Any = None, group_src: Any = None) -> None:
+        sender, me = place(group, src, group_src), int(c10d.get_rank(group))
+        if sender == me:
+            groups.send(name(group), None, list(given))
+        output[0] = (given if sender == me else groups.receive(name(group), sender))[me]
 
     patches = {
         "all_gather_object": gathered, "gather_object": gathered_by_one, "scatter_object_list": scattered,
-        "broadcast_object_list": broadcast, "send_object_list": send, "recv_object_list": receive,
+        "broadcast_object_list": broadcast, "send_object_list": sent, "recv_object_list": received,
     }  # fmt: skip
     return [(owner, name, f) for name, f in patches.items() for owner in (torch.distributed, c10d)]

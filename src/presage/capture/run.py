@@ -281,7 +281,7 @@ def graph_of(
         flags=flags,
         torch=torch.__version__,
         assumptions=assumptions,
-        groups=recorder.communicators.groups,
+        groups=recorder.communicators.used(),
         ranks=recorder.communicators.alike(),
     )
     check_complete(graph, recorder.calls, {n.call for n in profile.nested})

@@ -193,6 +193,10 @@ Ints = NDArray[Any]
 class Deadlock(PresageError):
     """The tasks wait for each other in a circle, as when two ranks call their collectives in different orders."""
 
+    def __init__(self, sentence: str, tasks: list[int] | None = None) -> None:
+        self.tasks = tasks or []
+        super().__init__(sentence)
+
 
 def find_circle(order: Ints, group: Ints, ptr: Ints, pred: Ints) -> list[int]:
     """Tasks each of which waits for the one before it, the first for the last, directly or by a mate of its meeting."""

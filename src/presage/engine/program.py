@@ -121,7 +121,8 @@ class Program:
         order = topological_order(csr[0], csr[1], meet, int(meet.max(initial=-1)) + 1)
         program = Program(tuple(lanes), on, edges, meet, rel, label, tuple(names), *csr, order)
         if len(order) < n:
-            raise Deadlock(describe_circle(find_circle(order, meet, csr[0], csr[1]), n - len(order), program._place))
+            circle = find_circle(order, meet, csr[0], csr[1])
+            raise Deadlock(describe_circle(circle, n - len(order), program._place), circle)
         return program
 
     def label(self, task: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.engine import Edges, Lane, Program, Timeline, simulate
+from presage.engine import Deadlock, Edges, Lane, Program, Timeline, simulate
 from presage.errors import PresageError
 from presage.graph.work import collective, collective_bytes
 from presage.parallel.rank_layout import FoldedRank
@@ -79,12 +79,33 @@ def rank_program(members: Sequence[Member], steps: int) -> RankProgram:
         name.append(np.tile(_labels(m, names), steps))
         waits.append(edges(m.tasks, steps, m.step.host.calls).shifted(start))
     group = _meetings(members, starts, sum(sizes), steps)
-    program = Program.of(
-        all_lanes, np.concatenate(lane), Edges.joined(waits), group=group, name=np.concatenate(name), names=list(names)
-    )
+    labels = {"name": np.concatenate(name), "names": list(names)}
+    try:
+        program = Program.of(all_lanes, np.concatenate(lane), Edges.joined(waits), group=group, **labels)
+    except Deadlock as e:
+        raise _orders_differ(e, members, starts) or e from e
     member = np.repeat(np.arange(len(members)), sizes)
     step = np.concatenate([np.repeat(np.arange(steps, dtype=np.int32), len(m.tasks)) for m in members])
     return RankProgram(tuple(members), steps, program, member, step)
+
+
+def _orders_differ(e: Deadlock, members: Sequence[Member], starts: Sequence[int]) -> PresageError | None:
+    """The calls of a circle in which ranks wait for each other, with their lines."""
+    calls = []
+    for task in e.tasks:
+        k = int(np.searchsorted(starts, task, "right")) - 1
+        m = members[k]
+        at = (task - starts[k]) % len(m.tasks)
+        group = dict(m.tasks.meetings).get(at)
+        if group is not None:
+            kind, line = _described(m, int(m.tasks.op[at]))
+            calls.append(f"rank {m.fold.rank} waits in {kind} in {group} ({line})")
+    if len(set(calls)) < 2:
+        return None
+    listed = "; ".join(list(dict.fromkeys(calls))[:4])
+    return PresageError(
+        f"deadlock: {listed}: the ranks call them in different orders, and would wait for each other for ever"
+    )
 
 
 def _labels(m: Member, names: dict[str, int]) -> Ints:

@@ -12,6 +12,7 @@ from presage.costs.kernel_model import OpTime
 from presage.engine import Durations, Timeline
 from presage.errors import PresageError
 from presage.graph.graph import Graph
+from presage.graph.work import collective
 from presage.hardware import Platform
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.parallel.rank_layout import CodeLayout, RankLayout, fold_ranks
@@ -147,6 +148,7 @@ def code_rank_set(graphs: Sequence[Graph], platform: Platform, where: Machine, s
     """The ranks of code that spreads itself: each graph is the step of the ranks that it names."""
     layout = CodeLayout(tuple(g.ranks for g in graphs), tuple(g.groups for g in graphs))
     _check_reach(layout.ranks, platform)
+    _check_all_call(graphs)
     built, timed, slow = [], [], []
     for k, graph in enumerate(graphs):
         groups = groups_of(layout, platform, k)
@@ -158,6 +160,20 @@ def code_rank_set(graphs: Sequence[Graph], platform: Platform, where: Machine, s
     ranks = apply_contention(rank_program(members, steps), slow)
     kinds = tuple(RankOverride(step=k) for k in range(len(graphs)))
     return RankSet(platform, None, layout, kinds, tuple(built), tuple(timed), ranks)
+
+
+def _check_all_call(graphs: Sequence[Graph]) -> None:
+    """Refuse a collective or a message that some of its group's ranks have no part in."""
+    lines = [{op.group: op.line or op.module for op in reversed(g.ops) if collective(op)} for g in graphs]
+    step_of = {rank: k for k, g in enumerate(graphs) for rank in g.ranks}
+    for graph, calls in zip(graphs, lines, strict=True):
+        for name, line in calls.items():
+            absent = [r for r in graph.groups.get(name, ()) if name not in lines[step_of.get(r, 0)]]
+            if absent:
+                raise PresageError(
+                    f"deadlock: rank {graph.ranks[0]} calls {name} ({line}) and rank {absent[0]} never does: it would "
+                    "be waited for for ever"
+                )
 
 
 def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, seed: int = 0) -> StepResult:
