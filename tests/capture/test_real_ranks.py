@@ -117,26 +117,31 @@ def fsdp_and_tensor(device):
     return training(fully_shard(split(layers(device), mesh["tp"]), mesh=mesh["dp"]), device, foreach=False)
 
 
-def pipeline(schedule, stages=1):
+def pipeline(schedule, stages=1, turning=False):
+    """Stages by rank, and on to the first again; or, `turning`, back from the last."""
+
     def build(device):
         from torch.distributed import pipelining
 
         begin()
         rank = dist.get_rank()
         parts = [layers(device, 1) for _ in range(stages)]
+        places = [rank, 2 * RANKS - 1 - rank] if turning else [rank + i * RANKS for i in range(stages)]
+        last = 0 if turning else RANKS - 1
+        whole = RANKS * stages
         mine = [
-            pipelining.PipelineStage(part, rank + i * RANKS, RANKS * stages, torch.device(device))
-            for i, part in enumerate(parts)
+            pipelining.PipelineStage(part, i, whole, torch.device(device))
+            for part, i in zip(parts, places, strict=True)
         ]
-        how = getattr(pipelining, schedule)
+        how = getattr(pipelining.schedules, schedule)
         loss = nn.functional.mse_loss
-        run = how(mine[0] if stages == 1 else mine, n_microbatches=4, loss_fn=loss)
+        run = how(mine[0] if stages == 1 else mine, n_microbatches=8 if turning else 4, loss_fn=loss)
         x = torch.randn(ROWS, WIDTH, device=device)
         opt = torch.optim.SGD(nn.ModuleList(parts).parameters(), 0.01)
 
         def step():
             opt.zero_grad()
-            run.step(*([x] if rank == 0 else []), **({"target": x} if rank == RANKS - 1 else {}))
+            run.step(*([x] if rank == 0 else []), **({"target": x} if rank == last else {}))
             opt.step()
 
         return step
@@ -150,6 +155,7 @@ CASES = {
     "GPipe": pipeline("ScheduleGPipe"),
     "1F1B": pipeline("Schedule1F1B"),
     "Interleaved1F1B": pipeline("ScheduleInterleaved1F1B", 2),
+    "ZBVZeroBubble": pipeline("ScheduleZBVZeroBubble", 2, turning=True),
 }  # fmt: skip
 KINDS = {  # parts of the names of PyTorch's ops
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
@@ -228,7 +234,7 @@ def test_captured_ranks_ask_for_what_real_ones_do(real, name):
             assert told and told == asked[name], f"rank {rank}"
 
 
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
 def test_stages_of_a_pipeline_meet_in_their_messages(name):
     found = predict_ranks(rank_graphs(lambda rank: captured(name, rank), RANKS), RANKS, draws=1)
     assert found.many.ranks == RANKS and len(found.many.kinds) == RANKS

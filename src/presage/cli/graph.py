@@ -175,21 +175,13 @@ def command(
     from presage.hardware import gpu as gpu_of
     from presage.hardware import gpu_choice
     from presage.memory.step_memory import memory_profile
-    from presage.prediction.api import rank_graphs
     from presage.report.graph_answer import graph_answer
 
     chip = None if gpu is None else gpu_of(gpu)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     named = step_name(step, words, arg, module, step_function, step_at, limit)
-    exact = named.with_assumptions(assume, strict)
-
-    def of_rank(rank: int) -> Graph:
-        return captured(exact, gpu or "h200", Variant(ranks=ranks, rank=rank))
-
-    graphs = rank_graphs(of_rank, ranks) if ranks > 1 else [of_rank(0)]
+    graphs = _of_ranks(named.with_assumptions(assume, strict), gpu or "h200", ranks)
     graph = graphs[0]
-    if ranks > 1 and not graph.groups:
-        raise PresageError(f"{named.name} does not communicate: leave out --ranks (one rank's step is all there is)")
     other = captured(StepName(diff, {})) if diff is not None else None
     if out is not None:
         from presage.graph import save
@@ -199,6 +191,18 @@ def command(
     answer = graph_answer(graphs, memory_profile(graph), depth, changes, chip)
     options = [*gpu_words(gpu), *(["--ranks", ranks] if ranks > 1 else [])]
     show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *named.words(*options)])
+
+
+def _of_ranks(step: StepName, gpu: str, ranks: int) -> list[Graph]:
+    """The graphs of ranks that differ; of code that runs as one rank, its own."""
+    from presage.prediction.api import rank_graphs
+
+    if ranks == 1:
+        return [captured(step, gpu)]
+    graphs = rank_graphs(lambda rank: captured(step, gpu, Variant(ranks=ranks, rank=rank)), ranks)
+    if not graphs[0].groups:
+        raise PresageError(f"{step.name} does not communicate: leave out --ranks (one rank's step is all there is)")
+    return graphs
 
 
 def gpu_words(gpu: str | None) -> list[object]:

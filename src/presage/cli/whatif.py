@@ -53,6 +53,7 @@ Gpu = Annotated[
         complete=complete.gpus,
     ),
 ]
+Everything = Annotated[bool, option("--all", "", "With --suggest: also list edits that do not apply, and why.")]
 Combine = Annotated[int, option("--combine", "N", "With --suggest: most edits to combine.", min=1, max=8)]
 Draws = Annotated[
     int | None, option("--draws", "N", "Runs to draw (default: 200, or 40 per suggestion).", min=1, max=1_000_000)
@@ -75,9 +76,7 @@ def command(
     suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
     combine: Combine = 3,
     gpus: Annotated[str, option("--gpus", "NAME,...", "With --suggest: other GPUs to try as well.")] = "",
-    everything: Annotated[bool, option("--all", "", "With --suggest: also list edits that do not apply, and why.")] = (
-        False
-    ),
+    everything: Everything = False,
     listed: Annotated[bool, option("--list", "", "List all edits and what each does.")] = False,
     draws: Draws = None,
     seed: Seed = 0,
