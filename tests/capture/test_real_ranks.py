@@ -25,7 +25,7 @@ from presage.errors import PresageError
 from presage.graph.work import collective, collective_bytes
 from presage.prediction.api import predict_ranks, rank_graphs
 
-RANKS, WIDTH, ROWS, WARM_UP = 4, 64, 8, 3
+RANKS, WIDTH, ROWS, WARM_UP = 4, 64, 8, 2
 
 
 def layers(device, n=4):

@@ -185,7 +185,7 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         *_answers(c10d, groups),
         *_objects(c10d, groups),
     ]
-    return [*out, *_checks(), *(_votes() if groups.ranks > 1 else [])]
+    return [*out, *_checks()]
 
 
 def _given(name: str, otherwise: int) -> int:
@@ -237,22 +237,6 @@ def _checks() -> list[tuple[Any, str, Any]]:
     handle: Any = fsdp._FSDPDeviceHandle
     out.append((handle, "from_device", lambda device: torch.cuda if device.type != "cpu" else handle(device)))
     return [*out, (fsdp, by_number, device)] if real else out
-
-
-def _votes() -> list[tuple[Any, str, Any]]:
-    """Stages of a pipeline agree on whether their shapes are given: the others' are taken to be as this one's."""
-    try:
-        pipelining: Any = import_module("torch.distributed.pipelining.stage")
-        stage, mode = pipelining.PipelineStage, pipelining.InferenceMode
-    except (ImportError, AttributeError):
-        return []
-
-    def vote(own: Any, has_backward: bool, received_acc: Any = None) -> Any:
-        mine = torch.tensor([0 if mode.needs_dynamic(own._user_meta, has_backward) else 1])
-        return mine if received_acc is None else received_acc * mine
-
-    asked = {"_warmup_forward_vote": vote, "_warmup_backward_result": lambda _, received_result=None: received_result}
-    return [(stage, name, answer) for name, answer in asked.items() if hasattr(stage, name)]
 
 
 # ---- objects: other ranks are taken to have what this one has
