@@ -149,14 +149,13 @@ def pipeline(schedule, stages=1, turning=False):
     return build
 
 
-CASES = {
-    f.__name__: f for f in (buckets, fsdp2, hsdp, tensor_parallel, sequence_parallel, fsdp_and_tensor)
-} | {
+ALIKE = {f.__name__: f for f in (buckets, fsdp2, hsdp, tensor_parallel, sequence_parallel, fsdp_and_tensor)}
+CASES = ALIKE | {
     "GPipe": pipeline("ScheduleGPipe"),
     "1F1B": pipeline("Schedule1F1B"),
     "Interleaved1F1B": pipeline("ScheduleInterleaved1F1B", 2),
     "ZBVZeroBubble": pipeline("ScheduleZBVZeroBubble", 2, turning=True),
-}  # fmt: skip
+}
 KINDS = {  # parts of the names of PyTorch's ops
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
     "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast",
@@ -228,14 +227,16 @@ def captured(name, rank):
 def test_captured_ranks_ask_for_what_real_ones_do(real, name):
     with sharing_objects():
         for rank, asked in enumerate(real):
+            if name in ALIKE and 0 < rank < RANKS - 1:
+                continue
             graph = captured(name, rank)
             found = [op for op in graph.ops if collective(op)]
             told = [[collective(op), list(graph.groups[op.group]), collective_bytes(graph, op)] for op in found]
             assert told and told == asked[name], f"rank {rank}"
 
 
-@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
-def test_stages_of_a_pipeline_meet_in_their_messages(name):
+def test_stages_of_a_pipeline_meet_in_their_messages():
+    name = "Interleaved1F1B"
     found = predict_ranks(rank_graphs(lambda rank: captured(name, rank), RANKS), RANKS, draws=1)
     assert found.many.ranks == RANKS and len(found.many.kinds) == RANKS
 
