@@ -128,6 +128,16 @@ def check_arguments(function: Callable[..., Any], given: Iterable[str]) -> None:
 _PLAIN_RANK = "build one rank's plain model, and let --ranks N --strategy ddp (or fsdp, zero1, ...) spread it"
 SENTENCES: tuple[tuple[str, str], ...] = (
     (
+        r"(_foreach_\w+)\S* got mixed torch\.Tensor and DTensor",
+        "{0} got plain tensors and DTensors, where PyTorch fails on a GPU too: give the optimizer foreach=False, or "
+        "parallelize all modules",
+    ),
+    (
+        r"context_parallel: .*(?:broadcast a dimension|must match the size|padded)",
+        "context_parallel cannot merge these lengths, where PyTorch fails on a GPU too: each rank's part of the "
+        "sequence, halved, has to be a multiple of 32",
+    ),
+    (
         r"(\w+::_?sparse\w*): |(\w+::\w+): .*'Sparse\w*' backend",
         "{0} works on sparse tensors, which is not captured: use dense tensors, index_add or scatter for the capture",
     ),
@@ -198,8 +208,9 @@ MOST_LETTERS = 300
 def error_text(error: BaseException) -> str:
     """What an error of the user's code means in a capture, or else its kind and the beginning of what it says."""
     told = f"{type(error).__name__}: {' '.join(str(error).partition(', but expected one of')[0].split())}"
+    in_ring = any("_context_parallel" in f.filename for f in traceback.extract_tb(error.__traceback__))
     for pattern, sentence in SENTENCES:
-        if found := re.search(pattern, told):
+        if found := re.search(pattern, f"context_parallel: {told}" if in_ring else told):
             return sentence.format(*(group for group in found.groups() if group))
     return told if len(told) <= MOST_LETTERS else f"{told[:MOST_LETTERS]} ..."
 

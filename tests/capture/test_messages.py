@@ -134,6 +134,42 @@ def test_a_barrier_reduces_a_number_and_one_between_hosts_does_not():
     assert not calls(captures(hosts, 2)[0])
 
 
+def ring(sequence, dtype=torch.bfloat16):
+    """Attention over a sequence that four ranks hold parts of."""
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    if not hasattr(experimental, "context_parallel"):
+        pytest.skip("this PyTorch has no context_parallel")
+
+    def build(_):
+        dist.init_process_group("nccl")
+        mesh = dist.init_device_mesh("cuda", (4,), mesh_dim_names=("cp",))
+        model, x = nn.Linear(128, 384).cuda(), torch.randn(1, sequence, 128, device="cuda")
+        opt = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step():
+            opt.zero_grad()
+            with experimental.context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]):
+                q, k, v = model(x).to(dtype).view(1, -1, 3, 2, 64).permute(2, 0, 3, 1, 4)
+                nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+            opt.step()
+
+        return step
+
+    return build
+
+
+def test_context_parallel_attention_sends_keys_and_values_around():
+    found = calls(capture(ring(512), variant=Variant(ranks=4)))
+    part = 2 * 128 * 128  # keys and values of a rank's part
+    gathered, gradients = ("all_gather", "world", 4 * part * 2), ("all_to_all", "world", part * 4)
+    assert found == [gathered] * 2 + [gradients] * 4
+
+
+def test_context_parallel_attention_on_lengths_that_fail_on_a_gpu_says_so():
+    with pytest.raises(PresageError, match="has to be a multiple of 32"):
+        capture(ring(128, torch.float32), variant=Variant(ranks=4))
+
+
 def big():
     return torch.ones(1024, device="cuda")
 

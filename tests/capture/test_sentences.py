@@ -19,6 +19,7 @@ RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
         ("You should register `PrivateUse1HooksInterface`", "pin_memory"),
         ("There was no rule registered for HigherOrderOperator flex_attention and mode <x>", "flex_attention"),
         ("DDP expects same model across all ranks, but Rank 0 has 8 params", "--strategy ddp"),
+        ("aten._foreach_mul_.Scalar got mixed torch.Tensor and DTensor, need to convert", "foreach=False"),
         ("No module named 'flash_attn'", "scaled_dot_product_attention"),
         ("No module named 'apex.optimizers'", "AdamW(fused=True)"),
         ("No module named 'torchao'", "torchao is not installed"),
