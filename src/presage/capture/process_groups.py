@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -123,7 +124,13 @@ _FORGET = (
     ("accelerate.state", "AcceleratorState._reset_state"),
     ("accelerate.state", "PartialState._reset_state"),
 )
-_FORGOTTEN = (("deepspeed.comm.comm", "cdb", None), ("deepspeed.utils.groups", "mesh_device", None))
+_ZERO = "deepspeed.runtime.zero"
+_FORGOTTEN = (
+    ("deepspeed.comm.comm", "cdb", None),
+    ("deepspeed.utils.groups", "mesh_device", None),
+    (f"{_ZERO}.partition_parameters", "Init.param_id", 0),  # parameters are numbered in their order
+    (f"{_ZERO}.parameter_offload", "DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__", ([0],)),  # modules
+)
 
 
 def leave_group() -> None:
@@ -140,7 +147,10 @@ def leave_group() -> None:
             attrgetter(function)(sys.modules[module])()
     for module, name, value in _FORGOTTEN:
         if module in sys.modules:
-            setattr(sys.modules[module], name, value)
+            owner, _, field_name = name.rpartition(".")
+            setattr(
+                attrgetter(owner)(sys.modules[module]) if owner else sys.modules[module], field_name, deepcopy(value)
+            )
     for module in [m for m in sys.modules if m.partition(".")[0] in _FRAMEWORKS]:
         for name, value in [*vars(sys.modules[module]).items()]:
             if isinstance(value, torch.distributed.ProcessGroup):
