@@ -228,9 +228,8 @@ class Generator(torch.Generator):
     def get_state(self) -> torch.Tensor:
         return super().get_state() if self._on.type == "cpu" else torch.zeros(16, dtype=torch.uint8)
 
-    def set_state(self, state: torch.Tensor) -> None:
-        if self._on.type == "cpu":
-            super().set_state(state)
+    def set_state(self, state: torch.Tensor) -> torch.Generator:
+        return super().set_state(state) if self._on.type == "cpu" else self
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]

@@ -84,7 +84,7 @@ def alike(one: Graph, other: Graph) -> bool:
         return False
     sizes = [[sum(t.elements for t in g.inputs_of(op)) for op in ops] for g, ops in ((one, first), (other, second))]
     unlike = sum(abs(a - b) for a, b in zip(*sizes, strict=True))
-    return unlike <= UNEVEN * sum(sizes[0])
+    return bool(unlike <= UNEVEN * sum(sizes[0]))
 
 
 def lines(found: GraphDiff, most: int = 40) -> list[str]:

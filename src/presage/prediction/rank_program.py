@@ -79,9 +79,9 @@ def rank_program(members: Sequence[Member], steps: int) -> RankProgram:
         name.append(np.tile(_labels(m, names), steps))
         waits.append(edges(m.tasks, steps, m.step.host.calls).shifted(start))
     group = _meetings(members, starts, sum(sizes), steps)
-    labels = {"name": np.concatenate(name), "names": list(names)}
+    of_task, waiting = np.concatenate(name), Edges.joined(waits)
     try:
-        program = Program.of(all_lanes, np.concatenate(lane), Edges.joined(waits), group=group, **labels)
+        program = Program.of(all_lanes, np.concatenate(lane), waiting, group=group, name=of_task, names=list(names))
     except Deadlock as e:
         raise _orders_differ(e, members, starts) or e from e
     member = np.repeat(np.arange(len(members)), sizes)
