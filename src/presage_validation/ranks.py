@@ -112,14 +112,14 @@ def _found(s: Setup, captured: Capture) -> RanksForecast | str:
 def _of_graph(s: Setup, graph: Graph) -> RanksForecast:
     from presage.prediction.api import predict_ranks
 
-    found = predict_ranks(_with_kernels_of(s, graph), s.ranks, s.strategy, s.platform, draws=1)
+    found = predict_ranks(with_kernels_of(s, graph), s.ranks, s.strategy, s.platform, draws=1)
     many = found.many
     if many is None:
         raise PresageError("a prediction without ranks")
     return RanksForecast(found.step.p50, found.gpu_active, many.communication, many.exposed, float(found.peak_memory))
 
 
-def _with_kernels_of(s: Setup, graph: Graph) -> Graph:
+def with_kernels_of(s: Setup, graph: Graph) -> Graph:
     """The step with attention as fast as the kernels that the run had."""
     pace = next((p for gpu, p in ATTENTION_PACE.get(s.source, {}).items() if s.gpu.lower().startswith(gpu)), 1.0)
     ops = (replace(op, speed=op.speed * pace) if "attention" in op.name else op for op in graph.ops)

@@ -17,7 +17,7 @@ from presage.pool import SERIAL
 from presage.prediction.api import predict_ranks
 from presage_validation import command as command
 from presage_validation.public_table import read_setups, setup
-from presage_validation.ranks import RanksForecast, _predict, score_ranks
+from presage_validation.ranks import RanksForecast, _predict, score_ranks, with_kernels_of
 
 BUILDERS = Path(__file__).resolve().parents[2] / "workloads/public.py"
 MPT = {
@@ -158,7 +158,7 @@ def test_runs_are_predicted(tmp_path: Path) -> None:
     s = setup(MPT)
     found = _predict(str(BUILDERS), [s])[s.line]
     assert isinstance(found, RanksForecast) and found.step == result.rows[0].predicted
-    whole = capture(load(f"{BUILDERS}:build"), {**s.arguments, "accumulate": 4})
+    whole = with_kernels_of(s, capture(load(f"{BUILDERS}:build"), {**s.arguments, "accumulate": 4}))
     direct = predict_ranks(whole, 8, s.strategy, "dgx-a100", draws=1)
     assert found.step == pytest.approx(direct.step.p50, rel=0.02)
     assert found.compute == pytest.approx(direct.gpu_active, rel=0.02)

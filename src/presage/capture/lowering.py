@@ -238,7 +238,7 @@ def check_complete(graph: Graph, calls: list[RecordedCall], profiled_calls: set[
             "presage's own, please report it"
         )
     for kind, names in _KINDS.items():
-        wanted = sum(_flops_by_torch(graph, c) for c in calls if names.match(c.name))
+        wanted = sum(_flops_by_torch(graph, c) for c in calls if not c.host and names.match(c.name))
         have = sum(work.flops(graph, op) for op in graph.ops if op.inputs and names.match(op.name))
         if have < wanted:
             raise PresageError(
