@@ -23,13 +23,13 @@ demo: $(READY) ## a step from code and the effect of edits, a job on 16,384 GPUs
 	@echo "Timelines: out/step.json out/job.json out/replayed.json (open them in https://ui.perfetto.dev)"
 	@echo "Next: $(BIN)/presage ui, a page to plan with; $(BIN)/presage --help"
 
-test: $(READY) style browser ## style, types and all tests but the slow ones, below ten minutes on two cores
+test: $(READY) style browser ## style, types and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 types tests
 
 tests: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-slow: $(READY) ## what `make test` leaves out: large jobs of the docs, accuracy that is fitted anew, whole notebooks
+test-slow: $(READY) ## what `make test` leaves out: large jobs of the docs, accuracy that is fitted anew, whole notebooks, long ways through the page
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-torch: $(READY) ## the capture tests on the oldest and the newest supported torch, and their captured kernels compared

@@ -54,6 +54,7 @@ def not_finite(value: Any, at: str = "") -> list[str]:
     return [at] if isinstance(value, float) and not math.isfinite(value) else []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_every_key_of_a_job_with_every_absurd_number() -> None:
     told, answered = 0, 0

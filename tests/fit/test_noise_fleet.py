@@ -176,6 +176,7 @@ def test_the_expected_largest_is_that_over_all_sets() -> None:
         assert expected_largest(values, n) == pytest.approx(brute)
 
 
+@pytest.mark.slow
 def test_the_slow_end_of_real_fleets_is_predicted(shared: Path, tmp_path: Path) -> None:
     names = sorted((shared / TABLES).glob("*-agg.csv"))
     small = tmp_path / "small.csv"

@@ -85,6 +85,7 @@ def test_every_public_fleet_can_be_read(shared: Path) -> None:
         assert fleet.known_nodes
 
 
+@pytest.mark.slow
 def test_longhorns_v100s_under_a_job_of_256_gpus(shared: Path) -> None:
     """392 GPUs of which one is 20% slow: nodes in any order are far worse than the best, which leaves it out."""
     path = shared / "variability" / "sgemm-longhorn-agg.csv"

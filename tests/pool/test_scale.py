@@ -304,6 +304,7 @@ def listens(address: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_cluster_that_goes_away_ends_the_work_soon_with_one_sentence(head: tuple[str, int]) -> None:
     address, pid = head
     wait_for(lambda: listens(address))

@@ -193,6 +193,7 @@ def check_blame(r: Replay) -> None:
         assert a.exposed_communication - a.waiting_for_ranks < 0.1 * a.span
 
 
+@pytest.mark.slow
 def test_a_late_rank_and_the_same_training_without_it(tmp_path: Path) -> None:
     """On a machine that does much else, a run may be disturbed; not three in a row."""
     pytest.importorskip("torch")

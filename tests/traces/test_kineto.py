@@ -167,6 +167,7 @@ def test_a_truncated_gzip_is_named(tmp_path: Path) -> None:
         kineto.read(path)
 
 
+@pytest.mark.slow
 def test_counts_agree_with_the_check_table(shared: Path) -> None:
     """Every Kineto file of the collection: ops, calls, kernels, collectives, launch links and steps as listed."""
     with (shared / "traces" / "CHECK.tsv").open() as f:

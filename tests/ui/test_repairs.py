@@ -25,6 +25,7 @@ def legal(plan: Plan) -> bool:
     return not problems(job_of_text(text_of(plan), checked=True))  # raises where it is not
 
 
+@pytest.mark.slow
 def test_every_model_on_every_cluster_has_a_plan() -> None:
     for model in preset_facts():
         for where in platforms():

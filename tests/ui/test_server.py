@@ -161,6 +161,7 @@ def test_odd_values_are_sentences(client: FlaskClient, body: dict[str, Any], odd
     assert client.post(POST, json=broken).status_code == 400
 
 
+@pytest.mark.slow
 def test_twenty_users_get_their_own_answers(app: Any, body: dict[str, Any]) -> None:
     turns = [{"gpus": 1024 << u % 4, "cp": 1 + u % 2, "price": 1.0 + u} for u in range(20)]
 

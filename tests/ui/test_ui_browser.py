@@ -160,6 +160,7 @@ def test_a_moved_slider_changes_the_answer(user: Callable[..., Tab]) -> None:
     assert page.tab.locator(".chart-sure .cell.a .bars path").count() > 20
 
 
+@pytest.mark.slow
 def test_two_plans_and_a_link_that_carries_them(user: Callable[..., Tab]) -> None:
     page = user()
     page.tab.locator("#tab-b").click()
@@ -248,6 +249,7 @@ def test_dark_and_narrow_screens(user: Callable[..., Tab]) -> None:
         assert box.get_attribute("aria-label") and box.locator("label").inner_text()
 
 
+@pytest.mark.slow
 def test_on_a_phone_the_answer_is_first_and_settings_are_a_drawer(user: Callable[..., Tab]) -> None:
     page = user(width=390)
     page.step({})
@@ -266,6 +268,7 @@ def test_on_a_phone_the_answer_is_first_and_settings_are_a_drawer(user: Callable
     page.step({"gpus": 32})
 
 
+@pytest.mark.slow
 def test_the_ten_best_plans_are_a_table_to_choose_from(user: Callable[..., Tab]) -> None:
     page = user()
     page.waits("64 x")
@@ -279,6 +282,7 @@ def test_the_ten_best_plans_are_a_table_to_choose_from(user: Callable[..., Tab])
     assert page.tab.locator("#found-chart .scatterlayer path").count() > 20
 
 
+@pytest.mark.slow
 def test_a_sweep_over_gpus_is_drawn_as_curves(user: Callable[..., Tab]) -> None:
     page = user()
     page.step({})
@@ -339,6 +343,7 @@ def test_a_trace_is_explained_on_the_page(user: Callable[..., Tab]) -> None:
     page.tab.wait_for_selector("#dropped-trace", state="hidden")
 
 
+@pytest.mark.slow
 def test_failures_and_spares_change_the_run_and_stay_in_the_link(user: Callable[..., Tab]) -> None:
     page = user()
     page.drawn()
@@ -361,6 +366,7 @@ def test_failures_and_spares_change_the_run_and_stay_in_the_link(user: Callable[
     page.tab.wait_for_selector("#wrong-asked:has-text('auto, a number of steps')")
 
 
+@pytest.mark.slow
 def test_a_change_is_painted_in_half_a_second(user: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     from ui_change import measure_changes  # type: ignore[import-not-found]
