@@ -292,17 +292,15 @@ class Communicators:
 
     def _exchanged(self, kind: str, size: int, rank: int, inputs: list[Any], outputs: list[Any], adds: bool) -> None:
         """Each rank's part for this one is as this one's part for itself."""
-        for x, own in zip(outputs, inputs if len(inputs) == len(outputs) else [*inputs], strict=False):
-            mine = self._flat(own).chunk(size)[rank] if len(inputs) == len(outputs) else self._flat(inputs[rank])
-            if kind == ALL_TO_ALL and len(outputs) == size:
-                mine = self._flat(inputs[rank])
-                self._quietly(aten.copy_.default, self._flat(x), mine) if mine.numel() == x.numel() else self._lose([x])
+        listed = len(inputs) != len(outputs) or (kind == ALL_TO_ALL and len(outputs) == size)  # a tensor for each rank
+        for i, x in enumerate(outputs):
+            mine = self._flat(inputs[rank]) if listed else self._flat(inputs[i]).chunk(size)[rank]
+            parts = [self._flat(x)] if listed or kind == REDUCE_SCATTER else self._flat(x).chunk(size)
+            if any(part.numel() != mine.numel() for part in parts):
+                self._lose([x])
                 continue
-            for part in self._flat(x).chunk(size if kind == ALL_TO_ALL else 1):
-                if part.numel() == mine.numel():
-                    self._quietly(aten.copy_.default, part, mine)
-                else:
-                    self._lose([x])
+            for part in parts:
+                self._quietly(aten.copy_.default, part, mine)
             if kind == REDUCE_SCATTER and adds:
                 self._quietly(aten.mul_.Scalar, x, size)
 

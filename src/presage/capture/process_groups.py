@@ -249,7 +249,7 @@ def _checks() -> list[tuple[Any, str, Any]]:
     return [*out, (fsdp, by_number, device)] if real else out
 
 
-# ---- objects: other ranks are taken to have what this one has
+# ---- objects: what is sent arrives; gathered ones of other ranks are taken to be this one's
 
 
 def _objects(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:

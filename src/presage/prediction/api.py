@@ -132,7 +132,10 @@ def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Gra
     if len(ranks) == 1:
         return [with_fields(graph, ranks=tuple(ranks))]
     last = capture(ranks[-1])
-    if last.ranks[:1] != (ranks[-1],) or alike(graph, last):
+    if last.ranks[:1] != (ranks[-1],):
+        note = f"the code sets its own rank: rank {last.ranks[0]} was captured, and stands for all {len(ranks)}"
+        return [with_fields(graph, ranks=tuple(ranks), notes=(*graph.notes, note))]
+    if alike(graph, last):
         return [with_fields(graph, ranks=tuple(ranks))]
     middle = capture(ranks[len(ranks) // 2]) if len(ranks) > 2 else last
     if alike(middle, last):  # the first does something of its own, such as logging
