@@ -75,12 +75,15 @@ def command(
 ) -> None:
     """Predict the time and memory of a training step, with a 90% interval. Needs no GPU and allocates no weights.
 
-    A script is run as it is, on a fake GPU, until its steps are alike. With several ranks, it is the step of one rank
-    as on a single GPU, with the batch of that rank, and --strategy turns it into what each rank runs.
+    A script is run as it is, on a fake GPU, until its steps are alike. With --ranks, code that calls torch.distributed
+    itself runs as torchrun would start it; other code is the step of one rank as on a single GPU, with the batch of
+    that rank, and --strategy turns it into what each rank runs.
 
     presage predict train.py -- --batch_size 12
 
     presage predict -m package.train --gpu h100 -- --config small.yaml
+
+    presage predict --ranks 64 --platform dgx-h100 train.py -- --batch_size 12
 
     presage predict train.py:build --arg batch=8 --gpu h200
 

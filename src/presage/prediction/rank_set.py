@@ -45,6 +45,7 @@ from presage.prediction.step import (
 from presage.prediction.step_program import step_seconds
 
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
+ASSUMED = "ranks are taken to hold equal numbers where the code reads what a collective returns"
 WORTH = 1.01  # times as fast: less is not worth naming
 SIMULATED = 4  # steps: the last is like all that follow
 CELLS = 60e6  # task-draws held at a time
@@ -189,7 +190,7 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team.memory[first], team)
     out = result_of(basis, step, _bound(ranks, step), draws, steps)
     peak = max(k.peak_memory for k in ranks.kinds)
-    notes = (*out.notes, *where.notes)
+    notes = (*out.notes, *where.notes, *([] if team.strategy else [ASSUMED]))
     return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn)
 
 
