@@ -39,6 +39,9 @@ from presage.usercode import parse_arguments
 if TYPE_CHECKING:
     from presage.prediction.step import StepResult
 
+_GPU = "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200)."
+Gpu = Annotated[str | None, option("--gpu", "NAME", _GPU, complete=complete.gpus)]
+
 
 def command(
     step: Step = None,
@@ -50,15 +53,7 @@ def command(
     limit: Limit = LIMIT,
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
-    gpu: Annotated[
-        str | None,
-        option(
-            "--gpu",
-            "NAME",
-            "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200).",
-            complete=complete.gpus,
-        ),
-    ] = None,
+    gpu: Gpu = None,
     platform: PlatformName = None,
     ranks: RankCount = None,
     strategy: StrategyName = None,
