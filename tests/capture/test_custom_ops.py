@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import presage
-from presage.capture import capture, custom_ops
+from presage.capture import capture, contents, custom_ops
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op
 from presage.graph.work import bytes_moved, flops
@@ -43,6 +43,57 @@ def _calls(name: str) -> Callable[[str], Any]:
 def _only(graph: Graph, name: str) -> Op:
     (op,) = [op for op in graph.ops if op.name == name]
     return op
+
+
+@torch.library.custom_op("presage_test::product", mutates_args=())
+def _product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    @torch.compile
+    def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x + 1).exp() @ w.T).relu()
+
+    return run(x, w)
+
+
+@_product.register_fake
+def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w.T
+
+
+_product.register_autograd(
+    lambda ctx, grad: (torch.ops.presage_test.product(grad, ctx.saved_tensors[0].T.contiguous()), None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),  # noqa: ARG005
+)
+
+
+@torch.library.custom_op("presage_test::on_gpu_alone", mutates_args=())
+def _on_gpu_alone(x: torch.Tensor) -> torch.Tensor:
+    return x.exp() + torch.from_dlpack(x.__dlpack__())
+
+
+_on_gpu_alone.register_fake(torch.empty_like)
+
+
+def test_the_code_of_a_custom_op_is_what_it_runs_apart_from_what_is_compiled_around_it() -> None:
+    def build(device: str) -> Any:
+        x, w = (torch.randn(512, 512, device=device, requires_grad=True) for _ in range(2))
+        model = torch.compile(lambda x: torch.ops.presage_test.product(x * 2, w) * 3)
+        return lambda: model(x).sum().backward()
+
+    graph = capture(build)
+    assert not [op for op in graph.ops if op.name.startswith("presage_test::")]
+    assert [flops(graph, op) for op in graph.ops if op.name == "aten::mm"] == [2 * 512**3] * 2
+    assert len({op.compiled for op in graph.ops if op.name == "aten::mm"}) == 2  # and neither is the model's call
+    forward = [op.name for op in graph.ops if op.kernels]
+    assert forward[:5] == [
+        "triton::pointwise", "triton::pointwise", "aten::mm", "triton::pointwise", "triton::pointwise"
+    ]  # fmt: skip
+    assert not any("register_op" in note for note in graph.notes)
+
+
+def test_a_custom_op_whose_code_needs_a_real_gpu_is_priced_by_its_bytes() -> None:
+    graph = capture(_calls("on_gpu_alone"))
+    assert [op.name for op in graph.ops if op.kernels] == ["presage_test::on_gpu_alone"]
+    assert any("presage_test::on_gpu_alone" in note and "register_op" in note for note in graph.notes)
 
 
 def test_an_op_that_does_not_say_what_it_returns_is_refused_with_the_remedy() -> None:
@@ -129,7 +180,9 @@ def test_a_triton_kernel_is_priced_by_what_its_code_loads_and_stores() -> None:
         index = torch.zeros(1024, dtype=torch.int64, device=device)
 
         def step() -> None:
-            custom_ops._record_launch(custom_ops._recorder(), kernel, (x, index, y, 1024), {"BLOCK": 128, "grid": (8,)})
+            custom_ops._record_launch(
+                contents.current_recorder(), kernel, (x, index, y, 1024), {"BLOCK": 128, "grid": (8,)}
+            )
             y.exp()
 
         return step

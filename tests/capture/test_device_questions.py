@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import subprocess
 
 import pytest
 import torch
@@ -28,6 +29,19 @@ def test_a_branch_on_the_capability_is_that_of_the_gpu(gpu, depth):
         return trained(layers(4 if hopper else 2), torch.randn(32, 64, device=device))
 
     assert products(capture(build, variant=Variant(gpu=gpu))) == 3 * depth - 1
+
+
+def test_nvidia_smi_answers_for_the_gpu(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    said = []
+
+    def build(device):
+        done = subprocess.run(["nvidia-smi"], stdout=subprocess.PIPE, text=True, check=True)
+        said.append(done.stdout.strip())
+        return trained(layers(2), torch.randn(32, 64, device=device))
+
+    capture(build, variant=Variant(gpu="v100_16gb"))
+    assert said == ["Tesla V100-SXM2-16GB"]
 
 
 def test_names_memory_and_bfloat16_are_those_of_the_gpu():

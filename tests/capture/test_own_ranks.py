@@ -167,6 +167,19 @@ def test_collectives_that_do_not_match_are_the_deadlock_they_would_be():
         predict_ranks(captures(unmatched, 2), 2)
 
 
+def padded(_):
+    """Three gradients among four ranks: the last has none of its own, and the others write over what they send."""
+    dist.init_process_group("nccl")
+    grads, rank = [torch.randn(WIDTH, device="cuda") for _ in range(3)], dist.get_rank()
+    own = grads[rank] if rank < 3 else torch.zeros(WIDTH, device="cuda")
+    return lambda: dist.reduce_scatter(own, [*grads, torch.zeros(WIDTH, device="cuda")])
+
+
+def test_what_a_rank_writes_over_counts_as_sent():
+    graphs = captures(padded, 4)
+    assert {name for g in graphs for name in collectives(g)} == {("reduce_scatter", "world", 4 * WIDTH * 4)}
+
+
 def test_a_strategy_is_refused_for_code_that_spreads_itself():
     with pytest.raises(PresageError, match="spreads itself over ranks already"):
         predict_ranks(captures(ddp, 2), 2, "fsdp")

@@ -6,7 +6,11 @@ other devices goes through it.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -140,6 +144,19 @@ class GpuAnswers:
         del abbreviated
         return f"{self.name}: {self.live(device):,} bytes allocated, at most {self.peak(device):,}"
 
+    @property
+    def _started(self) -> Callable[..., None]:
+        """As `subprocess.Popen` begins; `nvidia-smi`, which many log and few have where no GPU is, says the GPU."""
+        begin, say = subprocess.Popen.__init__, [sys.executable, "-c", f"print({self.name!r})"]
+
+        def start(process: Any, args: Any, *more: Any, **options: Any) -> None:
+            first = args[0] if isinstance(args, list | tuple) and args else args
+            if first == "nvidia-smi" and shutil.which("nvidia-smi") is None:
+                args = say
+            begin(process, args, *more, **options)
+
+        return start
+
     def patches(self) -> list[tuple[Any, str, Any]]:
         answers = {
             "get_device_capability": _always(self.capability), "get_device_name": _always(self.name),
@@ -158,6 +175,7 @@ class GpuAnswers:
             for name, answer in answers.items()
             if hasattr(owner, name)
         ]
+        out.append((subprocess.Popen, "__init__", self._started))
         return out + [
             (torch.accelerator, name, answers[name])
             for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",

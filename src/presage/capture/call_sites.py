@@ -142,12 +142,13 @@ class CallSites:
             call.sequence = number if number < _NO_NUMBER else -1
             call.module, call.line, call.compiled, call.stream = self._forward.get(call.sequence, _NOWHERE)
             call.stream = streams.current_stream().name or call.stream  # what a hook asks for
+            call.compiled = compiled.calls.label if compiled.calls.apart else call.compiled
             in_hook = self._backward != -1 and self._backward == torch._C._current_graph_task_id()
             call.phase = "optimizer" if in_hook else "backward"
             return
         call.module, call.line = stack[-1] if stack else "", self.line()
         call.compiled, call.stream = compiled.calls.label, streams.current_stream().name
-        if node is not None and not call.compiled:  # a checkpoint's forward pass, run again
+        if node is not None and not (call.compiled or compiled.calls.apart):  # a checkpoint's forward pass, run again
             call.compiled = self._forward.get(node._sequence_nr(), _NOWHERE)[2]
         call.phase = self._phase(call.thread == "autograd" or node is not None, bool(stack))
         if torch.is_grad_enabled():

@@ -30,6 +30,7 @@ class CompiledCalls:
 
     def __init__(self) -> None:
         self.label = ""
+        self.apart = False  # a custom op's own code runs, of which the compiler knows nothing
         self.count = 0
         self.notes: dict[str, None] = {}
 
@@ -55,6 +56,16 @@ class CompiledCalls:
             yield
         finally:
             self.label = before
+
+    @contextmanager
+    def in_custom_op(self) -> Iterator[None]:
+        """What the code of a custom op compiles is compiled by itself, in the backward pass too."""
+        before, self.apart = self.apart, True
+        try:
+            with self.outside():
+                yield
+        finally:
+            self.apart = before
 
 
 calls = CompiledCalls()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -199,6 +200,27 @@ class unprofiled:
         unprofiled.depth -= 1
         if not unprofiled.depth:
             torch._C._autograd._enable_record_function(True)
+
+
+def current_recorder() -> Any:
+    """The recorder that ops come by now, or None."""
+    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    return next((m for m in reversed(modes) if hasattr(m, "record_kernel")), None)
+
+
+@contextmanager
+def unrecorded() -> Iterator[Any]:
+    """The recorder, if there is one; ops that run inside are no part of the step."""
+    recorder = current_recorder()
+    if recorder is None:
+        yield None
+        return
+    before, recorder.recording = recorder.recording, False
+    try:
+        with unprofiled(), torch.no_grad():
+            yield recorder
+    finally:
+        recorder.recording = before
 
 
 class TooMuch(Exception):

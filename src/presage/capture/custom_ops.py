@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture.backend import users_line
-from presage.capture.compiled import is_capturing
-from presage.capture.contents import leaves
+from presage.capture.compiled import calls, is_capturing
+from presage.capture.contents import current_recorder, leaves, unrecorded
 from presage.errors import PresageError
 from presage.graph.graph import OpCost
 
@@ -87,6 +88,41 @@ def unpriced_note(names: Iterable[str]) -> Iterator[str]:
         )
 
 
+# ---- ops of torch.library.custom_op, whose own code says what they run
+
+_readable: dict[Any, bool] = {}  # by their code, whether it runs on fake tensors
+
+
+def own_code(func: Any) -> Callable[..., Any] | None:
+    """What runs the Python code of a custom op, where nobody says what it costs; NotImplemented if that fails."""
+    name = func._schema.name
+    written = getattr(OPDEFS.get(name), "_backend_fns", {}) if func.namespace not in KNOWN else {}
+    code = written.get("cuda") or written.get(None)
+    if code is None or registered(name) is not None or is_priced_by_bytes(name):
+        return None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not (_readable[code] if code in _readable else _readable.setdefault(code, _runs(code, args, kwargs))):
+            return NotImplemented
+        with calls.in_custom_op():
+            return code(*args, **kwargs)
+
+    return run
+
+
+def _runs(code: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether code runs on fake tensors; what it runs is not recorded."""
+    with unrecorded() as recorder, calls.in_custom_op():
+        before = recorder.failure
+        try:
+            code(*args, **kwargs)
+            return recorder.failure is before
+        except Exception:
+            return False
+        finally:
+            recorder.failure = before
+
+
 # ---- functions of extensions
 
 
@@ -107,7 +143,7 @@ def extension_patches() -> list[tuple[Any, str, Any]]:
 
 def _extension(op: RegisteredOp) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder()
+        recorder = current_recorder()
         out = op.outputs(*args, **kwargs) if op.outputs is not None else None
         given = [x for x in leaves([args, *kwargs.values()]) if isinstance(x, torch.Tensor)]
         made = [x for x in leaves(out) if isinstance(x, torch.Tensor)]
@@ -116,11 +152,6 @@ def _extension(op: RegisteredOp) -> Callable[..., Any]:
         return out
 
     return run
-
-
-def _recorder() -> Any:
-    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    return next((m for m in reversed(modes) if hasattr(m, "record_kernel")), None)
 
 
 # ---- Triton and xformers
@@ -180,7 +211,7 @@ def _replace_launchers(autotuner: Any) -> None:
     run, tune = kernel.run, tuned.run
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = _recorder() if is_capturing() else None
+        recorder = current_recorder() if is_capturing() else None
         if recorder is None:
             return run(self, *args, **kwargs)
         _record_launch(recorder, self, args, kwargs)
@@ -188,7 +219,7 @@ def _replace_launchers(autotuner: Any) -> None:
 
     def first_choice(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Which of the choices is fastest does not matter to what is recorded."""
-        if not is_capturing() or _recorder() is None:
+        if not is_capturing() or current_recorder() is None:
             return tune(self, *args, **kwargs)
         return self.fn.run(*args, **{**kwargs, **self.configs[0].kwargs})
 

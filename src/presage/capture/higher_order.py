@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 
 from presage.capture import compiled
 from presage.capture.attention import LOW
-from presage.capture.contents import unprofiled
+from presage.capture.contents import current_recorder, unrecorded
 from presage.errors import PresageError
 from presage.fusing.inductor import INDUCTOR
 
@@ -84,7 +84,7 @@ def _flex(
     if INDUCTOR not in compiled.calls.label:
         out = _written_out(q, k, v, score_mod, block_mask[-1], scale)
     else:
-        with _unrecorded() as recorder:
+        with unrecorded() as recorder:
             seen, masked = _share_seen(recorder, block_mask, q.shape[-2], k.shape[-2])
         keys = max(1, round(k.shape[-2] * seen))
         compiled.calls.notes[
@@ -98,31 +98,9 @@ def _flex(
 
 
 @contextmanager
-def _unrecorded() -> Iterator[Any]:
-    """The recorder, if there is one; ops that run inside are no part of the step."""
-    recorder = _recorder()
-    if recorder is None:
-        yield None
-        return
-    before, recorder.recording = recorder.recording, False
-    try:
-        with unprofiled(), torch.no_grad():
-            yield recorder
-    finally:
-        recorder.recording = before
-
-
-def _recorder() -> Any:
-    from presage.capture.recorder import Recorder
-
-    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    return next((m for m in reversed(modes) if isinstance(m, Recorder)), None)
-
-
-@contextmanager
 def _times_as_fast(factor: float) -> Iterator[None]:
     """Kernels inside are so many times as fast as those they are recorded as."""
-    recorder = _recorder()
+    recorder = current_recorder()
     if recorder is not None:
         recorder.speed = factor
     try:

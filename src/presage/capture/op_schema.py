@@ -19,6 +19,7 @@ from presage.capture.backend import CUDA, NAME
 from presage.capture.calls import RecordedCall
 from presage.capture.composite import OVERRIDES, WHOLE
 from presage.capture.contents import per_op
+from presage.capture.custom_ops import KNOWN, own_code
 from presage.capture.fake_outputs import ON_BOTH, SPARSE_OPS, is_sparse
 
 aten = torch.ops.aten
@@ -100,7 +101,13 @@ def is_composite(func: Any) -> bool:
 
 @per_op
 def _is_taken_apart(func: Any) -> bool:
-    return func in _OVERRIDES or func in SPARSE_OPS or func in _INDEXING or is_composite(func)
+    return (
+        func in _OVERRIDES
+        or func in SPARSE_OPS
+        or func in _INDEXING
+        or is_composite(func)
+        or func.namespace not in KNOWN
+    )
 
 
 def ops_instead(func: Any, args: Any, given: list[Any] | None, record: Callable[..., None]) -> Any:
@@ -114,7 +121,7 @@ def ops_instead(func: Any, args: Any, given: list[Any] | None, record: Callable[
         return partial(SPARSE_OPS[func], record)
     if func in _INDEXING and any(map(is_host_index, args[1])):
         return partial(_with_indices_copied, func)
-    return func.decompose if is_composite(func) else None
+    return func.decompose if is_composite(func) else own_code(func)
 
 
 def _with_indices_copied(func: Any, x: Any, indices: Any, *rest: Any, **options: Any) -> Any:

@@ -327,7 +327,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def record_collective(self, name: str, given: Any, written: Any, group: str, *, sync: bool = False) -> None:
         """A collective or a message of a process group, on a stream of the group's own; with no group, a copy."""
         own = {id(x) for x in written}
-        sent = [x for x in given if id(x) not in own]
+        sent = () if all(id(x) in own for x in given) else given  # a part of what is sent may be written over
         self._record(name, tuple(x for x in (written, sent) if x), (), written, group=group, sync=sync)
 
     def _record(self, name: str, given: Any, made: Any, written: Any, group: str = "", **fields: Any) -> None:

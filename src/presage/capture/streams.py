@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture.calls import RecordedCall
 from presage.capture.compiled import as_graphs
-from presage.capture.contents import leaves, mapped, unprofiled
+from presage.capture.contents import current_recorder, leaves, mapped, unprofiled
 from presage.errors import PresageError
 
 CUDA = torch.device("cuda", 0)
@@ -224,8 +224,7 @@ def _captured(graph: FakeCudaGraph, *args: Any, **kwargs: Any) -> Iterator[None]
 
 
 def _recorder() -> Any:
-    modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-    found = next((m for m in reversed(modes) if hasattr(m, "graph_numbers")), None)
+    found = current_recorder()
     if found is None:
         raise PresageError(
             "a CUDA graph can only be captured with its step: make it in the function that builds the step"
