@@ -5,27 +5,21 @@ step, before gloo carries it out in its own way (it builds reduce-scatters of ot
 order.
 """
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from asked_collectives import in_real_processes, record, told
 from presage.capture import capture
 from presage.capture.rank_objects import sharing_objects
 from presage.capture.variants import Variant
 from presage.errors import PresageError
-from presage.graph.work import collective, collective_bytes
 from presage.prediction.api import predict_ranks, rank_graphs
 
-RANKS, WIDTH, ROWS, WARM_UP = 4, 64, 8, 2
+RANKS, WIDTH, ROWS = 4, 64, 8
 
 
 def layers(device, n=4):
@@ -156,67 +150,11 @@ CASES = ALIKE | {
     "Interleaved1F1B": pipeline("ScheduleInterleaved1F1B", 2),
     "ZBVZeroBubble": pipeline("ScheduleZBVZeroBubble", 2, turning=True),
 }
-KINDS = {  # parts of the names of PyTorch's ops
-    "allreduce": "all_reduce", "all_reduce": "all_reduce", "allgather": "all_gather", "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast",
-    "send": "send_recv", "recv": "send_recv",
-}  # fmt: skip
-
-
-class Asked(TorchDispatchMode):
-    """What PyTorch asks of its process groups: kind, ranks, bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name
-        kind = next((kind for part, kind in KINDS.items() if part in name), None)
-        if "c10d" in name and kind is not None and "copy_in" not in name:
-            self.seen.append((kind, *self.asked(func, args, kwargs or {})))
-        return func(*args, **(kwargs or {}))
-
-    def asked(self, func, args, kwargs):
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        if "process_group" in given:
-            group = dist.ProcessGroup.unbox(given["process_group"])
-        else:
-            group = dist.distributed_c10d._resolve_process_group(given["group_name"])
-        ranks = dist.get_process_group_ranks(group)
-        if "dst" in given or "src" in given:
-            pair = (dist.get_rank(), ranks[given["dst"]]) if "dst" in given else (ranks[given["src"]], dist.get_rank())
-            ranks = list(pair)
-        by_argument = [sum(x.nbytes for x in tree_leaves(v) if isinstance(x, torch.Tensor)) for v in given.values()]
-        whole = max(by_argument)  # what is gathered, or what is there before it is scattered
-        if "all_gather" in func._schema.name and "group_size" in given:
-            whole *= given["group_size"]
-        return ranks, whole
-
-
-def work(rank, folder):
-    """One real rank: what each step asks for."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    found = {}
-    for name, build in CASES.items():
-        step = build("cpu")
-        for _ in range(WARM_UP):
-            step()
-        with Asked() as asked:
-            step()
-        found[name] = asked.seen
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gloo")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, __file__, str(folder)], check=True, timeout=100, env=environment)
-    return [json.loads((folder / f"{rank}.json").read_bytes()) for rank in range(RANKS)]
+    return in_real_processes(__file__, tmp_path_factory.mktemp("gloo"), RANKS)
 
 
 def captured(name, rank):
@@ -229,10 +167,8 @@ def test_captured_ranks_ask_for_what_real_ones_do(real, name):
         for rank, asked in enumerate(real):
             if name in ALIKE and 0 < rank < RANKS - 1:
                 continue
-            graph = captured(name, rank)
-            found = [op for op in graph.ops if collective(op)]
-            told = [[collective(op), list(graph.groups[op.group]), collective_bytes(graph, op)] for op in found]
-            assert told and told == asked[name], f"rank {rank}"
+            found = told(captured(name, rank))
+            assert found and found == asked[name], f"rank {rank}"
 
 
 def test_stages_of_a_pipeline_meet_in_their_messages():
@@ -266,4 +202,4 @@ def test_a_rank_receives_the_objects_that_another_broadcasts():
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.start_processes(work, (sys.argv[1],), RANKS, start_method="fork")
+    torch.multiprocessing.start_processes(record, (sys.argv[1], RANKS, CASES), RANKS, start_method="fork")
