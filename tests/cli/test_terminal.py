@@ -327,7 +327,7 @@ MISUSES = {
     "predict x.py:f --ranks 8 --option bucket=3": "has no option 'bucket': choose from bucket_cap_mb",
     "whatif x.py:f --apply fused_adm": "did you mean fused_adam",
     "whatif x.py:f --suggest --gpus b20": "no gpu 'b20': did you mean b200",
-    "job train.py": "is code, not a job file: use presage predict train.py:FUNCTION",
+    "job train.py": "is code, not a job file: use presage predict train.py, or presage job --from train.py",
     f"dlrm {JOB}": "is not a recommendation job: use presage job",
     f"job {JOB} --draws 10 --noise productoin": "did you mean production?",
     f"run {JOB} --steps 10 --failures llama": "did you mean llama3?",

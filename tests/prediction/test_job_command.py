@@ -116,4 +116,4 @@ def test_the_timeline(tmp_path: Path) -> None:
 def test_it_is_a_command() -> None:
     assert "job" in {c.name for c in app.registered_commands}
     assert command.__doc__
-    assert command.__doc__.count("presage job") == 4
+    assert command.__doc__.count("presage job") == 5

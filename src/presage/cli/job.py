@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from presage.cli.graph import Arguments, Limit, Module, StepAt, StepFunction
+from presage.cli.job_from import FromCode, FromRanks, JobOut, JobWords, from_code
 from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
 from presage.cli.options import (
     Change,
     Draws,
     Gpus,
-    JobFile,
     Json,
     NoiseFile,
     Price,
@@ -23,11 +24,15 @@ from presage.cli.options import (
     option,
 )
 from presage.cli.output import pool_progress, show_answer, status, write_timeline
+from presage.errors import PresageError
+from presage.scripts import LIMIT
 
 if TYPE_CHECKING:
+    from presage.configs.job_file import ParsedJob
     from presage.noise.distribution import Distribution
     from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.job_prediction import JobResult
+    from presage.report.answer import Answer
 
 # What makes microbatches differ.
 Lengths = Annotated[
@@ -45,19 +50,18 @@ Flops = Annotated[
     str | None,
     option("--flops", "NAME", "FLOPs convention of MFU: '6N + causal attention' (default), 'full attention' or '6N'."),
 ]
+Power = Annotated[float | None, option("--power", "W", "Average power per GPU under load, W (default: TDP).")]
 
 
 def command(
-    job: JobFile,
+    job: JobWords = [],  # noqa: B006
     gpus: Gpus = None,
     gpu: GpuKind = None,
     on: OnPlatform = None,
     change: Change = [],  # noqa: B006
     tokens: Tokens = None,
     price: Price = None,
-    power: Annotated[
-        float | None, option("--power", "W", "Average power per GPU under load, W (default: TDP).")
-    ] = None,
+    power: Power = None,
     pue: Pue = None,
     flops: Flops = None,
     trace: TraceOut = None,
@@ -69,10 +73,21 @@ def command(
     seed: Seed = 0,
     workers: Workers = 1,
     ray: RayAddress = None,
+    code: FromCode = None,
+    module: Module = None,
+    arg: Arguments = [],  # noqa: B006
+    ranks: FromRanks = 1,
+    step_function: StepFunction = "",
+    step_at: StepAt = None,
+    limit: Limit = LIMIT,
+    out: JobOut = None,
     report: Report = None,
     json: Json = None,
 ) -> None:
     """Predict a training job from its config: step time, memory, and with --tokens the days, energy and cost.
+
+    --from reads the config from your own code: it runs the code without a GPU, as `presage predict` does, writes the
+    job file that describes it, and compares the step that the code takes with the step that the file gives.
 
     presage job examples/jobs/llama3.1-405b.toml --tokens 15T --price 2.5
 
@@ -81,25 +96,67 @@ def command(
     presage job examples/jobs/llama3.1-405b.toml --draws 10000 --report job.html
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
+
+    presage job --from train.py --ranks 64 --platform dgx-h100 --out job.toml -- --batch 4
     """
+    if code is not None or module is not None:
+        away = {"--gpus": gpus, "--tokens": tokens, "--trace": trace, "--draws": draws, "--noise": noise}
+        named = (code, job, arg, module, step_function, step_at, limit)
+        from_code(named, ranks, gpu, on, change, out, json, report, away)
+        return
+    path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
+    terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
+    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on)
+    drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray))
+    answer, files = _answer(parsed, tokens, flops, drawn, trace, report)
+    verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
+    then = [*verb[:1], *same_job(path, gpus, change, gpu, on), *verb[1:]]
+    show_answer(answer, json, report, files, then=then)
+
+
+def _one_job(words: list[str], away: dict[str, object]) -> Path:
+    """The job file or model that the words name."""
+    if not words:
+        raise PresageError(
+            "missing argument JOB.toml|MODEL, as in: presage job examples/jobs/llama3.1-405b.toml; or --from TRAIN.py"
+        )
+    if len(words) > 1:
+        raise PresageError(f"unexpected extra argument {words[1]}: one job at a time")
+    if given := [name for name, value in away.items() if value]:
+        raise PresageError(f"{given[0]} goes with --from TRAIN.py, which reads a job from code")
+    return Path(words[0])
+
+
+class _Drawn(NamedTuple):
+    """Options of drawn steps."""
+
+    draws: int
+    lengths: Path | None
+    packed: bool
+    skew: float | None
+    noise: str | None
+    seed: int
+    where: tuple[int, str | None]
+
+
+def _answer(
+    parsed: ParsedJob, tokens: str | None, flops: str | None, d: _Drawn, trace: Path | None, report: Path | None
+) -> tuple[Answer, dict[str, Path | None]]:
     from presage.prediction.jobs.cost import parse_tokens
     from presage.prediction.jobs.job_flops import DEFAULT
     from presage.prediction.jobs.job_prediction import predict_job
     from presage.report.job_answer import job_answer
 
     many = None if tokens is None else parse_tokens(tokens)
-    terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    result = predict_job(job_from_options(job, gpus, change, terms, gpu=gpu, on=on), convention=flops or DEFAULT)
+    result = predict_job(parsed, convention=flops or DEFAULT)
     if trace is not None:
         write_timeline(result, trace)
-    data = lengths is not None or skew is not None
-    load = _load(result, lengths, packed, skew, seed) if data else None
-    spread = _draw_distribution(result, noise, draws, seed, load, (workers, ray)) if draws or noise or data else None
+    data = d.lengths is not None or d.skew is not None
+    load = _load(result, d.lengths, d.packed, d.skew, d.seed) if data else None
+    wanted = d.draws or d.noise or data
+    spread = _draw_distribution(result, d.noise, d.draws, d.seed, load, d.where) if wanted else None
     with status("drawing steps"):
-        answer = job_answer(replace(result, noise=noise, spread=spread), many, report is not None)
-    verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
-    then = [*verb[:1], *same_job(job, gpus, change, gpu, on), *verb[1:]]
-    show_answer(answer, json, report, {"timeline": trace}, then=then)
+        return job_answer(replace(result, noise=d.noise, spread=spread), many, report is not None), {"timeline": trace}
 
 
 def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:

@@ -43,7 +43,7 @@ def job_from_options(
     from presage.configs.models import preset_key
 
     if path.suffix == ".py":
-        raise InputError(path, f"is code, not a job file: use presage predict {path}:FUNCTION")
+        raise InputError(path, f"is code, not a job file: use presage predict {path}, or presage job --from {path}")
     cluster, notes = _cluster(gpu, on)
     model = None if path.exists() else preset_key(str(path))
     if model is not None:
