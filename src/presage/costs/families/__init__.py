@@ -8,7 +8,7 @@ __all__ = ["BY_OP", "FAMILIES", "KernelFamily", "Law", "register_family"]
 
 MODULES = (
     "gemm", "conv", "attention", "rnn", "pointwise", "copy", "reduce", "norm", "softmax", "embedding", "index", "sort",
-    "pool", "random", "optimizer",
+    "pool", "random", "optimizer", "factorize",
 )  # fmt: skip
 FAMILIES: dict[str, KernelFamily] = {}
 BY_OP: dict[str, KernelFamily] = {}
