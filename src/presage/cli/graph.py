@@ -198,7 +198,7 @@ def _of_ranks(step: StepName, gpu: str, ranks: int) -> list[Graph]:
     from presage.prediction.api import rank_graphs
 
     if ranks == 1:
-        return [captured(step, gpu)]
+        return captured_ranks(step, gpu)
     graphs = rank_graphs(lambda rank: captured(step, gpu, Variant(ranks=ranks, rank=rank)), ranks)
     if not graphs[0].groups:
         raise PresageError(f"{step.name} does not communicate: leave out --ranks (one rank's step is all there is)")
@@ -213,6 +213,16 @@ def captured(step: StepName, gpu: str = "h200", variant: Variant = AS_WRITTEN) -
     """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
     seen = replace(variant, gpu=gpu)
     return assuming(step.assume, step.strict)(step.name, step.arguments, spinner=True, variant=seen)
+
+
+def captured_ranks(step: StepName, gpu: str = "h200") -> list[Graph]:
+    """The graphs of the ranks in a trace; of anything else, its one graph."""
+    from presage.traces.trace_graph import is_trace, trace_graphs
+
+    if not is_trace(step.name):
+        return [captured(step, gpu)]
+    with status(f"reading {step.name}"):
+        return trace_graphs(step.name, _assumed(step.assume))
 
 
 def assuming(assume: Sequence[str], strict: bool) -> Callable[..., Graph]:
@@ -238,7 +248,7 @@ def _assumed(given: Sequence[str]) -> dict[str, str]:
     out = {}
     for item in given:
         line, equals, value = item.rpartition("=")
-        if not equals or not value or not line.rpartition(":")[2].isdigit():
+        if not equals or not value or (":" in line and not line.rpartition(":")[2].isdigit()):
             raise PresageError(f"--assume {item}: should be FILE:LINE=VALUE, as in train.py:41=true")
         out[line] = value
     return out

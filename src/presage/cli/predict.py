@@ -18,6 +18,7 @@ from presage.cli.graph import (
     StepName,
     Strict,
     captured,
+    captured_ranks,
     gpu_words,
     step_name,
 )
@@ -104,21 +105,24 @@ def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
     from presage.prediction.machine import machine
 
     machine(gpu)  # reports an unknown GPU before the step is captured
-    graph = captured(step, gpu)
+    graphs = captured_ranks(step, gpu)
     with status(f"predicting {step.name}"):
-        return predict(graph, gpu=gpu, draws=draws, steps=steps)
+        return predict(graphs, gpu=gpu, draws=draws, steps=steps)
 
 
 def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepResult:
     from presage.capture.variants import Variant
     from presage.hardware import platform
     from presage.prediction.api import predict_ranks, rank_graphs
+    from presage.traces.trace_graph import is_trace
 
     place = platform(many.platform)
     seen = Variant(per_node=place.domain, ranks=1 if many.strategy or many.tensor > 1 or many.options else many.ranks)
     if many.variants:
         own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
         graphs = [captured(one, place.gpu.key) for one in (step, *own)]
+    elif is_trace(step.name):
+        graphs = captured_ranks(step, place.gpu.key)
     else:
         graphs = rank_graphs(lambda r: captured(step, place.gpu.key, replace(seen, rank=r)), many.ranks)
     with status(f"predicting {step.name} on {many.ranks} ranks"):

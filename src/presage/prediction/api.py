@@ -36,6 +36,7 @@ from presage.prediction.rank_results import collective_times, groups_of
 from presage.prediction.rank_set import RankOverride, RankSet, code_rank_set, predict_rank_set, rank_set
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
 from presage.scripts import TrainingScript, is_script
+from presage.traces.trace_graph import is_trace, trace_graphs
 from presage.usercode import check_arguments
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ StepSource: TypeAlias = str | Path | Build  # FILE.py, FILE.py:FUNCTION, a saved
 
 
 def predict(
-    step: StepSource | Graph | Any,
+    step: StepSource | Graph | list[Graph] | Any,
     batch: Any = None,
     *,
     gpu: str | Path = "h200",
@@ -63,7 +64,7 @@ def predict(
 
     `step`: a script, FILE.py or "-m MODULE", with its own `argv`; FILE.py:FUNCTION or a function build(device), with
     its `arguments`; a torch.nn.Module with an example `batch` (see `model_step` for `optimizer` and `loss`); a Graph,
-    or a saved graph's file.
+    or those of several ranks; a file of a saved graph or of an execution trace, or a folder of one for each rank.
     """
     if isinstance(batch, str | Path):
         warn("predict(step, gpu) is now predict(step, gpu=gpu)", DeprecationWarning, 2)
@@ -77,9 +78,14 @@ def predict(
             raise PresageError('argv goes with a script: presage.predict("train.py", argv=["--batch_size", "12"])')
         arguments = {**(arguments or {}), "argv": list(argv)}
     where = machine(gpu)  # an unknown GPU is reported before the step is captured
-    graph = step if isinstance(step, Graph) else step_graph(step, arguments, variant=Variant(gpu=str(gpu)))
-    if graph.groups:  # the code spreads itself over ranks
-        return _predict_code([graph], default_platform(where.kernels.gpu.key), where, draws, steps, seed)
+    if isinstance(step, str | Path) and is_trace(step):
+        step = trace_graphs(step)
+    if not isinstance(step, Graph | list):
+        step = step_graph(step, arguments, variant=Variant(gpu=str(gpu)))
+    graphs = step if isinstance(step, list) else [step]
+    if graphs[0].groups:  # the code spreads itself over ranks
+        return _predict_code(graphs, default_platform(where.kernels.gpu.key), where, draws, steps, seed)
+    graph = graphs[0]
     times = kernel_times(graph, where)
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
@@ -256,6 +262,10 @@ def step_graph(
             if values:
                 raise PresageError(f"{name} is a saved graph, which takes no arguments")
             return save.read(name)
+        if is_trace(name):
+            if values:
+                raise PresageError(f"{name} is a trace, which takes no arguments")
+            return trace_graphs(name, assume)[0]
         function: Build = _capture_room().load(name, variant)
     else:
         if is_module(step):

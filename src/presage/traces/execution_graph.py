@@ -41,6 +41,7 @@ class TensorRef:
     device: str
     shape: tuple[int, ...]
     dtype: str
+    strides: tuple[int, ...] | None = None  # where the file has them
 
 
 Argument: TypeAlias = TensorRef | int | float | bool | str | tuple["Argument", ...] | None
@@ -172,7 +173,7 @@ def producers(graph: ExecutionGraph, identity: Literal["tensor", "storage"] = "t
     A node reads when it begins and writes when it ends, after all it called; that keeps a caller from being its own
     callee's producer. The same `storage` also ties together views of one buffer, needed for writes in place.
     """
-    ends = _ends(graph)
+    ends = node_ends(graph)
     writer: dict[Hashable, int] = {}
     result: dict[int, tuple[int, ...]] = {}
     for i, node in enumerate(graph.nodes):
@@ -190,7 +191,7 @@ def _key(tensor: TensorRef, identity: str) -> Hashable:
     return tensor.storage if identity == "storage" else (tensor.id, tensor.storage)
 
 
-def _ends(graph: ExecutionGraph) -> list[list[int]]:
+def node_ends(graph: ExecutionGraph) -> list[list[int]]:
     """For each position the nodes that end there, callees first. A node ends with the last host node under it."""
     position = {node.id: i for i, node in enumerate(graph.nodes)}
     last = list(range(len(graph.nodes)))
@@ -218,28 +219,33 @@ class Arguments:
     def __init__(self) -> None:
         self._seen: dict[Hashable, TensorRef] = {}
 
-    def read(self, values: Any, shapes: Any, types: Any) -> tuple[Argument, ...]:
+    def read(self, values: Any, shapes: Any, types: Any, strides: Any = None) -> tuple[Argument, ...]:
         if not (isinstance(values, list) and isinstance(shapes, list) and isinstance(types, list)):
             raise ValueError("values, shapes and types must be lists")
         if not len(values) == len(shapes) == len(types):
             raise ValueError(f"{len(values)} values, {len(shapes)} shapes and {len(types)} types must be as many")
-        return tuple(map(self._argument, values, shapes, types))
+        if not (isinstance(strides, list) and len(strides) == len(values)):
+            strides = [None] * len(values)
+        return tuple(map(self._argument, values, shapes, types, strides))
 
-    def _argument(self, value: Any, shape: Any, kind: Any, depth: int = 0) -> Argument:
+    def _argument(self, value: Any, shape: Any, kind: Any, strides: Any, depth: int = 0) -> Argument:
         if not isinstance(kind, str):
             raise ValueError(f"a type must be a text, not {kind!r:.40}")
         if kind.startswith("Tensor("):
-            return self._tensor(value, shape, kind[len("Tensor(") : -1])
+            return self._tensor(value, shape, kind[len("Tensor(") : -1], strides)
         if not (isinstance(value, list) and "Tensor(" in kind):
             return None if kind == "None" else _plain(value)
         inner = _element_types(kind)
         if depth > DEEPEST or not isinstance(shape, list) or not len(value) == len(shape) == len(inner):
             raise ValueError(f"a list of {len(value)} does not fit its shapes or its type {kind:.40}")
-        return tuple(self._argument(v, s, k, depth + 1) for v, s, k in zip(value, shape, inner, strict=True))
+        steps = strides if isinstance(strides, list) and len(strides) == len(value) else [None] * len(value)
+        each = zip(value, shape, inner, steps, strict=True)
+        return tuple(self._argument(v, s, k, n, depth + 1) for v, s, k, n in each)
 
-    def _tensor(self, value: Any, shape: Any, dtype: str) -> TensorRef | None:
+    def _tensor(self, value: Any, shape: Any, dtype: str, strides: Any) -> TensorRef | None:
         try:
-            key = (*value, dtype, *shape)
+            steps = tuple(strides) if isinstance(strides, list) and len(strides) == len(shape) else None
+            key = (*value, dtype, *shape, steps)
             return self._seen[key]
         except KeyError:
             pass
@@ -247,11 +253,12 @@ class Arguments:
             raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor") from None
         if "nullptr" in dtype:  # an optional tensor that was not given
             return None
-        if len(value) != 6 or not all(type(x) is int for x in (*value[:5], *shape)) or not isinstance(value[5], str):
+        numbers = (*value[:5], *shape, *(steps or ()))
+        if len(value) != 6 or not all(type(x) is int for x in numbers) or not isinstance(value[5], str):
             raise ValueError(f"{value!r:.60} of shape {shape!r:.40} is not a tensor")
         id_, storage, offset, elements, itemsize, device = value
         name = DTYPES.get(dtype, dtype)
-        tensor = TensorRef(id_, storage, offset, elements, itemsize, device, tuple(shape), name)
+        tensor = TensorRef(id_, storage, offset, elements, itemsize, device, tuple(shape), name, steps)
         return self._seen.setdefault(key, tensor)
 
 

@@ -7,6 +7,7 @@ merged in (`et_plus`) add times to every node and one node for each kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from sys import intern
 from typing import Any, TypeVar
@@ -35,6 +36,8 @@ NAMED_ATTRS = frozenset({"rf_id", "fw_parent", "seq_id", "scope", "tid", "op_sch
 
 
 ABSENT = msgspec.Raw()
+MOST_ORPHANS = 0.2  # of a file's nodes; with more without their parent it is damaged
+BACKWARD = "autograd::engine::evaluate_function"
 
 
 class _Attr(msgspec.Struct, gc=False):
@@ -46,6 +49,7 @@ class _Io(msgspec.Struct):
     values: list[Any]
     shapes: list[Any]
     types: list[Any]
+    strides: list[Any] | None = None
 
 
 class _Node(msgspec.Struct):
@@ -100,7 +104,28 @@ def read_et(path: str | Path) -> ExecutionGraph:
     check_count(path, len(file.nodes))
     decoder, read = msgspec.json.Decoder(_Node), Arguments()
     nodes = [_node(str(path), decode_json(path, r, decoder, f"nodes[{i}]"), read) for i, r in enumerate(file.nodes)]
-    return ordered_graph(str(path), file.schema, nodes, global_rank(nodes))
+    kept, orphans = _adopted(str(path), nodes)
+    return ordered_graph(str(path), file.schema, kept, global_rank(nodes), orphans)
+
+
+def _adopted(path: str, nodes: list[ExecutionNode]) -> tuple[list[ExecutionNode], int]:
+    """Nodes without their parent, moved to the frame of autograd around them; and how many.
+
+    The observer writes a call when it returns, so that one ended by an exception is missing: checkpointing stops the
+    recomputation of a block like that.
+    """
+    by_id = {node.id: node for node in nodes}
+    orphans = [n for n in nodes if n.parent is not None and n.parent not in by_id]
+    if not orphans or len(orphans) > MOST_ORPHANS * len(nodes):
+        return nodes, 0
+    new: dict[int, int | None] = {}
+    frame: dict[int | None, int | None] = {}  # by thread, the last frame of autograd that began
+    for node in sorted(nodes, key=lambda n: n.id):
+        if node.parent is not None and node.parent not in by_id:
+            new[node.id] = frame.get(node.thread)
+        if node.name.startswith(BACKWARD) or node.kind == "thread":
+            frame[node.thread] = node.id
+    return [replace(n, parent=new[n.id]) if n.id in new else n for n in nodes], len(orphans)
 
 
 def _another_kind(path: str | Path, file: _File) -> InputError:
@@ -191,7 +216,7 @@ def _arguments(
 ) -> tuple[Argument, ...]:
     try:
         if isinstance(io, _Io):
-            return read.read(io.values, io.shapes, io.types)
+            return read.read(io.values, io.shapes, io.types, io.strides)
         return read.read(io, shapes, types)
     except ValueError as e:
         raise InputError(path, str(e), f"node {raw.id}: {field}") from None

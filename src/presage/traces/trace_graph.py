@@ -1,0 +1,104 @@
+"""Graphs from execution traces: of one file, or of a folder with a file for each rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from presage.errors import InputError, PresageError
+from presage.graph.diff import alike
+from presage.graph.graph import Graph
+from presage.traces.trace_set import is_graph, read_graph
+from presage.traces.traced_groups import world_size
+from presage.traces.traced_step import TracedStep
+
+# PyTorch's defaults: a trace does not say how they were set.
+FLAGS: dict[str, bool | str] = {
+    "allow_tf32": False,
+    "cudnn.allow_tf32": True,
+    "float32_matmul_precision": "highest",
+    "deterministic_algorithms": False,
+    "cudnn.benchmark": False,
+    "cudnn.deterministic": False,
+    "cudnn.enabled": True,
+}
+SETTINGS = ("allow_tf32", "cudnn.allow_tf32")  # what a user may say of a trace
+SUFFIXES = (".json", ".json.gz", ".et", ".et.gz")
+VALUES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def is_trace(path: str | Path) -> bool:
+    """Whether a path is that of a trace, of a folder that holds some, or a pattern of some files' names."""
+    place = Path(path)
+    if place.is_dir() or "*" in place.name:
+        return bool(_files(place))
+    return place.name.endswith(SUFFIXES) and place.is_file()
+
+
+def _files(place: Path) -> list[Path]:
+    """The execution traces of a folder, or of a pattern such as run/et_*.json.gz."""
+    found = place.iterdir() if place.is_dir() else place.parent.glob(place.name)
+    return sorted(p for p in found if p.name.endswith(SUFFIXES) and p.is_file() and is_graph(p))
+
+
+def _one_run(place: Path) -> list[Path]:
+    """The files of one run: all whose names are the same but for the rank."""
+    files = _files(place)
+    runs = sorted({re.sub(r"\d+(?=\D*$)", "*", f.name.partition(".")[0]) + f.name[f.name.find(".") :] for f in files})
+    if len(runs) > 1 and place.is_dir():
+        raise InputError(place, f"holds traces of several runs: give one of them, as in '{place / runs[0]}' (quoted)")
+    return files
+
+
+def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> list[Graph]:
+    """The steps of the ranks in a trace, or in a folder with a file for each rank. Ranks that do the same are one step.
+
+    `assume`: settings that a trace does not hold, by name ("allow_tf32", "cudnn.allow_tf32").
+    """
+    place, flags = Path(path), _flags(assume or {})
+    if place.is_file() and not is_graph(place):
+        raise InputError(path, "is neither a PyTorch execution trace nor a Chakra graph")
+    files = [place] if place.is_file() else _one_run(place)
+    steps = [TracedStep(read_graph(file), flags, frozenset(assume or ())) for file in files]
+    world = max(world_size(c for s in steps for c in s.collectives.values()), len(steps))
+    if 1 < len(steps) < world:
+        raise InputError(path, f"holds {len(steps)} ranks of {world}: give all of them, or the file of one alone")
+    ranks = _rank_numbers([s.trace.rank for s in steps], files)
+    return _folded([s.graph(rank, world, len(steps) == 1) for s, rank in zip(steps, ranks, strict=True)])
+
+
+def _flags(assume: Mapping[str, str]) -> dict[str, bool | str]:
+    flags = dict(FLAGS)
+    for name, text in assume.items():
+        if name not in SETTINGS:
+            raise PresageError(f"--assume {name}={text}: of a trace, {' and '.join(SETTINGS)} can be given")
+        if text.lower() not in VALUES:
+            raise PresageError(f"--assume {name}={text}: should be true or false")
+        flags[name] = VALUES[text.lower()]
+    return flags
+
+
+def _rank_numbers(said: Sequence[int | None], files: Sequence[Path]) -> list[int]:
+    """Ranks as the traces say, else by the last number in their files' names, else in order."""
+    if len(said) == 1:
+        return [said[0] or 0]
+    numbers = [re.findall(r"\d+", file.name.partition(".json")[0].removesuffix(".gz")) for file in files]
+    for found in (list(said), [int(n[-1]) if n else None for n in numbers]):
+        if sorted(-1 if r is None else r for r in found) == list(range(len(files))):
+            return [r or 0 for r in found]
+    return list(range(len(files)))
+
+
+def _folded(graphs: Sequence[Graph]) -> list[Graph]:
+    """Graphs of ranks that do the same as one."""
+    out: list[Graph] = []
+    for graph in sorted(graphs, key=lambda g: g.ranks[:1]):
+        place = next((k for k, g in enumerate(out) if g.ranks and alike(g, graph)), None)
+        if place is None:
+            out.append(graph)
+        else:
+            out[place] = replace(out[place], ranks=(*out[place].ranks, *graph.ranks))
+    return out
