@@ -24,8 +24,9 @@ from presage.graph.graph import (
     uses,
 )
 
-# How long memory lives: from first to last use in the step, from first use on, or before, during and after the step.
-Lifetime: TypeAlias = Literal["while used", "kept", "always"]
+# How long memory lives: from first to last use in the step, from first use on, before, during and after the step, or
+# from before the step until its first op.
+Lifetime: TypeAlias = Literal["while used", "kept", "always", "dropped"]
 
 
 class GraphBuilder:
@@ -188,8 +189,9 @@ class GraphBuilder:
                 place = first[s] if e.allocates else last[s] + 1
             if s not in self.lifetimes:
                 events.append(stretched(replace(e, op=place), first, last))
+        events += [Event(0, s, False) for s, lifetime in self.lifetimes.items() if lifetime == "dropped"]
         for s, lifetime in self.lifetimes.items():
-            if s in first and lifetime != "always":
+            if s in first and lifetime in ("while used", "kept"):
                 events.append(Event(first[s], s, True))
                 if lifetime == "while used":
                     held = starts[self._freed_after[s] + 1] if s in self._freed_after else 0

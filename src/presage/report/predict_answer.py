@@ -120,7 +120,7 @@ def assumption_notes(assumptions: Sequence[StepAssumption]) -> tuple[str, ...]:
     """What was assumed, with how to say otherwise."""
     out = []
     for a in _deciding(assumptions):
-        remedy = "" if a.what.startswith("the size") else f" (--assume {a.line}=VALUE)"
+        remedy = "" if a.what.startswith(("the size", "the distribution")) else f" (--assume {a.line}=VALUE)"
         share = f"up to {percent(a.share)} of the step hangs on it" if a.share else "the code branched on it"
         out.append(f"{a.line}: {a.what} is not known and taken to be {a.value}; {share}{remedy}")
     out += [f"{a.line}: {a.what} is taken to be {a.value}, as given" for a in assumptions if a.given]

@@ -104,11 +104,11 @@ def read_et(path: str | Path) -> ExecutionGraph:
     check_count(path, len(file.nodes))
     decoder, read = msgspec.json.Decoder(_Node), Arguments()
     nodes = [_node(str(path), decode_json(path, r, decoder, f"nodes[{i}]"), read) for i, r in enumerate(file.nodes)]
-    kept, orphans = _adopted(str(path), nodes)
+    kept, orphans = _adopted(nodes)
     return ordered_graph(str(path), file.schema, kept, global_rank(nodes), orphans)
 
 
-def _adopted(path: str, nodes: list[ExecutionNode]) -> tuple[list[ExecutionNode], int]:
+def _adopted(nodes: list[ExecutionNode]) -> tuple[list[ExecutionNode], int]:
     """Nodes without their parent, moved to the frame of autograd around them; and how many.
 
     The observer writes a call when it returns, so that one ended by an exception is missing: checkpointing stops the

@@ -30,7 +30,7 @@ class TracedMemory:
         for i, node in enumerate(graph.nodes):
             self.read.append({} if node.on_gpu else self._seen(tensors(node.inputs)))
             for j in ends[i]:
-                self.returned[j] = self._made(j, i, list(tensors(graph.nodes[j].outputs)))
+                self.returned[j] = self._returned(j, i, list(tensors(graph.nodes[j].outputs)))
 
     def _seen(self, given: Iterable[TensorRef]) -> dict[int, int]:
         found = {}
@@ -40,7 +40,7 @@ class TracedMemory:
             found[t.storage] = self._grow(self._now[t.storage], t)
         return found
 
-    def _made(self, node: int, last: int, results: Iterable[TensorRef]) -> dict[int, int]:
+    def _returned(self, node: int, last: int, results: Iterable[TensorRef]) -> dict[int, int]:
         """Memory that a node returns is what it got, what a call inside it made, or new.
 
         `last` is the last call inside it. New memory may not have been made by a call; those inside then had it too.

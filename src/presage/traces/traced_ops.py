@@ -11,26 +11,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from presage.graph.graph import Phase, Thread
+from presage.graph.graph import Phase, Thread, aten
 from presage.traces.execution_graph import ExecutionGraph, ExecutionNode, TensorRef, tensors
 from presage.traces.execution_trace import BACKWARD
 from presage.traces.traced_groups import COMMS, collective_name
 from presage.traces.traced_memory import TracedMemory
 
+TRITON = "triton_"
 FRAMES = ("autograd::", "torch::autograd::", "[pytorch|", "## ")
 # Ops that launch nothing, by name; views and ops on the host alone are known by their arguments.
 HOST_OPS = frozenset(
-    f"aten::{n}"
-    for n in "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_ set_ "
-    "lift lift_fresh detach detach_ as_strided_ squeeze_ unsqueeze_ t_ transpose_ alias result_type requires_grad_ retain_grad is_nonzero item _indices _values "
-    "indices values _nnz is_coalesced _coalesced_ sparse_dim dense_dim _sparse_coo_tensor_with_dims_and_tensors".split()
+    aten(
+        "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_ set_ lift "
+        "lift_fresh detach detach_ as_strided_ squeeze_ unsqueeze_ t_ transpose_ alias result_type requires_grad_ "
+        "retain_grad is_nonzero item _indices _values indices values _nnz is_coalesced _coalesced_ sparse_dim "
+        "dense_dim _sparse_coo_tensor_with_dims_and_tensors record_stream is_pinned"
+    )
 ) | {"detach", "detach_"}
 READS = frozenset({"aten::_local_scalar_dense"})  # the host waits for the number
 # Ops whose only work is to fill memory. Others that call them have their own kernel besides.
 FILLS = frozenset(
-    f"aten::{n}" for n in "fill_ zero_ zeros zeros_like new_zeros full full_like new_full ones ones_like new_ones "
-    "scalar_tensor eye masked_fill".split()
-)  # fmt: skip
+    aten(
+        "fill_ zero_ zeros zeros_like new_zeros full full_like new_full ones ones_like new_ones scalar_tensor eye "
+        "masked_fill"
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,9 @@ class TracedOp:
     phase: Phase
     thread: Thread
     sequence: int
+    # of kernels that the trace has no op for: the tensors that they alone can have computed, with their memory
+    made: tuple[tuple[TensorRef, int], ...] = ()
+    kernel: str = ""  # their name, where a compiler gave it one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class OpSchema:
 
 @lru_cache(maxsize=1 << 12)
 def parse_schema(text: str) -> OpSchema:
-    """Of `aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)`; empty where unreadable."""
+    """Parse `aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)`; empty if it fails."""
     head, opening, rest = text.partition("(")
     inside, arrow, _ = rest.rpartition(") -> ")
     if not opening or not arrow:
@@ -95,7 +103,7 @@ def on_host(node: ExecutionNode) -> bool:
 
 
 def launches_nothing(node: ExecutionNode) -> bool:
-    """Of an op that calls no other: whether it is a view, makes memory, or is the host's alone."""
+    """Whether an op that calls no other is a view, allocates memory, or is the host's alone."""
     if node.name in HOST_OPS or node.name in READS or on_host(node):
         return True
     if node.name == "aten::copy_" and node.inputs[:1] == node.inputs[1:2]:
@@ -106,6 +114,14 @@ def launches_nothing(node: ExecutionNode) -> bool:
     if not any(t.elements for t in outputs):
         return True
     return {t.storage for t in outputs} <= {t.storage for t in tensors(node.inputs)}
+
+
+def hides_kernels(node: ExecutionNode, compiled: str) -> bool:
+    """Whether a frame in which memory is made and not filled stands for kernels that no op of the trace shows: those of
+    an extension's autograd function, or of a compiler."""
+    if node.kind != "op" or "::" in node.name or node.name.startswith(FRAMES) or node.name.startswith(TRITON):
+        return False
+    return bool(compiled) or any(True for _ in tensors(node.inputs))
 
 
 class _Nest:
@@ -119,6 +135,10 @@ class _Nest:
         self.kernels, self.op, self.calls = [False] * count, [False] * count, [False] * count
         self.below, self.fills = [False] * count, [False] * count  # ops with kernels below: others, and fills
         self.wrote: list[set[int]] = [set() for _ in range(count)]  # memory that ops below compute
+        self.filled: list[set[int]] = [set() for _ in range(count)]  # memory that they fill
+        self.made: list[dict[int, TensorRef]] = [{} for _ in range(count)]  # memory allocated below that none computes
+        self.compiled = [""] * count  # a kernel of a compiler below
+        self.talks = [False] * count  # a collective below: it fills memory too
         for i in range(count - 1, -1, -1):
             self._settle(i)
 
@@ -127,16 +147,35 @@ class _Nest:
         self.op[i] = is_op(node) and not node.on_gpu
         if self.op[i]:
             self.kernels[i] = self._launches(i)
-        if parent < 0:
-            return
+        if node.name in HOST_OPS and not self.made[i] and node.name.startswith("aten::"):
+            fresh = self.memory.returned[i]
+            begun = {t: fresh[t.storage] for t in tensors(node.outputs) if t.elements and not on_host(node)}
+            self.made[i] = {life: t for t, life in begun.items() if self.memory.lives[life].begin == i}
+        done = self.wrote[i] | self.filled[i]
+        self.made[i] = {} if self.kernels[i] else {life: t for life, t in self.made[i].items() if life not in done}
+        if self.made[i] and not self.talks[i] and hides_kernels(node, self.compiled[i]):
+            self.op[i] = self.kernels[i] = True
+        if parent >= 0:
+            self._tell(i, parent)
+
+    def _tell(self, i: int, parent: int) -> None:
+        """What a node's caller has to know of it."""
+        node = self.nodes[i]
+        hidden = self.op[i] and not is_op(node)
+        self.talks[parent] |= self.talks[i] or node.name == COMMS
+        self.compiled[parent] = node.name if node.name.startswith(TRITON) else self.compiled[parent] or self.compiled[i]
+        if not hidden:
+            self.made[parent] |= self.made[i]
         self.calls[parent] |= self.op[i] or self.calls[i]
         if self.kernels[i] and node.name in FILLS:
             self.fills[parent] = True
+            self.filled[parent] |= self._results(i)
         elif self.kernels[i]:
             self.below[parent] = True
-            self.wrote[parent] |= self._results(i)
+            self.wrote[parent] |= set(self.made[i]) if hidden else self._results(i)
         self.below[parent] |= self.below[i]
         self.fills[parent] |= self.fills[i]
+        self.filled[parent] |= self.filled[i]
         self.wrote[parent] |= self.wrote[i]
 
     def _launches(self, i: int) -> bool:
@@ -169,9 +208,11 @@ def traced_ops(graph: ExecutionGraph, memory: TracedMemory) -> Iterator[TracedOp
         around.append(((*within, node.name) if frame else within, phase, sequence, hidden or alone))
         if hidden or not nest.op[i] or (nest.calls[i] and not nest.kernels[i]):
             continue
+        made = () if is_op(node) else tuple((t, life) for life, t in nest.made[i].items())
         thread: Thread = "autograd" if node.thread == backward_thread and phase == "backward" else "main"
         sync = node.name in READS or _copies_to_host(node)
-        yield TracedOp(i, node, nest.kernels[i], sync, within, phase, thread, sequence)
+        kernel = nest.compiled[i] if made else ""
+        yield TracedOp(i, node, nest.kernels[i], sync, within, phase, thread, sequence, made, kernel)
 
 
 def _phase(node: ExecutionNode, around: Phase) -> Phase:

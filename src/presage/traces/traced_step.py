@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from presage.errors import InputError
-from presage.graph.builder import GraphBuilder, Lifetime, row_major_strides
+from presage.graph.builder import GraphBuilder, Lifetime, new_op, row_major_strides
 from presage.graph.families import family
-from presage.graph.graph import DTYPE_BYTES, HOST_MEMORY, Assumption, Event, Graph, Op, Ref, Role, Storage
+from presage.graph.graph import DTYPE_BYTES, HOST_MEMORY, Assumption, Graph, Op, OpCost, Ref, Role
 from presage.traces.execution_graph import Argument, ExecutionGraph, TensorRef, tensors
 from presage.traces.traced_groups import COMMS, collectives, exchanged, peer_of
-from presage.traces.traced_memory import TracedMemory
-from presage.traces.traced_ops import TracedOp, parse_schema, traced_ops, written
+from presage.traces.traced_memory import TracedMemory, itemsize
+from presage.traces.traced_ops import TRITON, TracedOp, parse_schema, traced_ops, written
 
+LOOKUP = "embedding_codegen_lookup"  # FBGEMM's ops for many tables at once
 STEP, UPDATE = "ProfilerStep#", "Optimizer.step#"
 TF32 = {"matrix multiply": "allow_tf32", "convolution": "cudnn.allow_tf32"}
 ASSUMED = {
@@ -27,7 +28,7 @@ LOOKS_UP = frozenset({"embedding", "index"})  # families whose time follows from
 
 
 def step_window(trace: ExecutionGraph) -> tuple[int, int]:
-    """Where the step lies among the nodes: the last `ProfilerStep` with an update, else between the last two updates."""
+    """Where the step lies among the nodes: the last `ProfilerStep` with an update, else between two updates."""
     begins = [i for i, n in enumerate(trace.nodes) if n.name.startswith(STEP)]
     updates = [i for i, n in enumerate(trace.nodes) if n.name.startswith(UPDATE)]
     end = len(trace.nodes)
@@ -98,7 +99,9 @@ class TracedStep:
 
     def _check(self) -> None:
         if self.trace.dropped_deps and not any(n.parent is not None for n in self.trace.nodes):
-            problem = "does not say which op calls which, so that work would count twice: convert it with a newer Chakra"
+            problem = (
+                "does not say which op calls which, so that work would count twice: convert it with a newer Chakra"
+            )
             raise InputError(self.trace.path, problem)
         if any(op.kernels for op in self.ops):
             return
@@ -161,11 +164,13 @@ class TracedStep:
         schema = parse_schema(node.op_schema)
         inputs = tuple(self._argument(a, read) for a in node.inputs)
         self._note_strides(op)
-        return Op(
-            name=node.name,
+        outputs = [self._tensor(t, {t.storage: life}) for t, life in op.made]
+        outputs += [self._tensor(t, returned) for t in tensors(node.outputs)]
+        return new_op(
+            name=f"triton::{op.kernel.removeprefix(TRITON)}" if op.kernel else node.name,
             overload=schema.overload,
             inputs=inputs,
-            outputs=tuple(self._tensor(t, returned) for t in tensors(node.outputs)),
+            outputs=tuple(outputs),
             phase=op.phase,
             thread=op.thread,
             within=op.within,
@@ -174,11 +179,25 @@ class TracedStep:
             kernels=op.kernels,
             sync=op.sync,
             sequence=op.sequence,
+            opaque=bool(op.made),
+            cost=self._cost(op),
             assumed=self.assumptions.of(node.name, list(tensors(node.inputs))) if op.kernels else (),
         )
 
+    def _cost(self, op: TracedOp) -> OpCost | None:
+        """Bytes of a kernel whose inputs the trace does not name (it reads as much as it writes), and of a lookup in
+        tables (the rows it reads, and the result)."""
+        if op.kernel and not any(True for _ in tensors(op.node.inputs)):
+            return OpCost(bytes=2.0 * sum(t.elements * itemsize(t) for t, _ in op.made))
+        results = list(tensors(op.node.outputs))
+        if LOOKUP not in op.node.name or not results:
+            return None
+        indices = [t.elements for t in tensors(op.node.inputs) if t.dtype in ("int64", "int32")]
+        width = results[0].shape[-1] if results[0].shape else 1
+        return OpCost(bytes=float((max(indices, default=1) * width + results[0].elements) * itemsize(results[0])))
+
     def _note_strides(self, op: TracedOp) -> None:
-        """Of a trace without strides: a view by `as_strided` says those of its result, other results have new ones."""
+        """Keep the strides that views by `as_strided` say, for a trace that has none."""
         for t in tensors(op.node.outputs):
             if t.strides is not None:
                 continue
@@ -191,11 +210,9 @@ class TracedStep:
         into, sent = exchanged(op.node)
         lives = {**self.memory.returned[op.position], **self.memory.read[op.position]}
         written_to, others = ([self._tensor(t, lives) for t in some] for some in (into, sent))
-        return Op(
+        return new_op(
             name=self.collectives[op.position].kind,
-            overload="",
             inputs=tuple([Ref(t) for t in some] for some in (written_to, others) if some),
-            outputs=(),
             phase=op.phase,
             thread=op.thread,
             within=tuple(name for name in op.within if not name.startswith("c10d::")),
@@ -240,11 +257,9 @@ class TracedStep:
 
     def _earlier_gradients(self) -> None:
         """Gradients of the step before are there until this one drops them, before its first op."""
-        for life, storage in list(self._storages.items()):
+        for life in [*self._storages]:
             if self.roles[life] == "gradient" and not self._before(life):
-                number = len(self.builder.storages)
-                self.builder.storages.append(Storage(number, self.builder.storages[storage].nbytes, "gradient"))
-                self.builder.events.append(Event(0, number, False))
+                self.builder.add_storage(self.memory.lives[life].nbytes, "gradient", lifetime="dropped")
 
     def _roles(self) -> list[Role]:
         """What each piece of memory is for, from who uses it: the optimizer, the model, or both."""
