@@ -49,7 +49,7 @@ class Claim:
         from presage.errors import PresageError
 
         if self.paths and len(paths) not in self.paths:
-            count = ("one path", "two paths")[self.paths[0] - 1]
+            count = ("one path", "two paths", "three paths")[self.paths[0] - 1]
             raise PresageError(f"accuracy {kind} takes {count}: {self.data}")
         module, _, function = self.scorer.partition(":")
         score = getattr(import_module(f"presage_validation.{module}"), function)
@@ -67,6 +67,10 @@ CLAIMS = {
     "workloads": Claim(
         "WORKLOADS.py MEASURED.json [TRACES_DIR]", "steps from code", "workloads:score_workloads", (2, 3),
         user_code=True,
+    ),
+    "et": Claim(
+        "WORKLOADS.py ET_DIR MEASURED.json", "steps from execution traces", "execution_traces:score_execution_traces",
+        (3,), user_code=True,
     ),
     "scripts": Claim(
         "SCRIPTS_DIR MEASURED.json", "training scripts as they are", "scripts:score_scripts", (2,), user_code=True

@@ -29,7 +29,8 @@ Step = Annotated[
         metavar="TRAIN.py|FILE.py:FUNCTION",
         show_default=False,
         help="A training script, run as it is with the arguments after --. Or a function: FUNCTION(device, **args) "
-        "builds a model and returns a callable that runs one training step. Or a graph saved by `presage graph --out`.",
+        "builds a model and returns a callable that runs one training step. Or a graph saved by `presage graph --out`, "
+        "a PyTorch execution trace or Chakra trace (.json, .et, .gz), or a folder of one for each rank.",
     ),
 ]
 ScriptArguments = Annotated[
@@ -62,6 +63,10 @@ OwnRanks = Annotated[
     int,
     option("--ranks", "N", "Run code that calls torch.distributed as torchrun starts it with so many ranks.", min=1),
 ]
+SAVED = (
+    "Save the graph: FILE.presage; or as a PyTorch execution trace (FILE.json) or a Chakra trace (FILE.et), of each "
+    "rank, with kernel times predicted for --gpu."
+)
 ASSUMED = "Unknown values"
 Assume = Annotated[
     list[str],
@@ -145,7 +150,7 @@ def command(
     strict: Strict = False,
     ranks: OwnRanks = 1,
     depth: Annotated[int, option("--depth", "N", "Module depth to list.", min=1)] = 2,
-    out: Annotated[Path | None, out_option("--out", "FILE.presage", "Save the graph to a file.")] = None,
+    out: Annotated[Path | None, out_option("--out --save", "FILE", SAVED)] = None,
     diff: Annotated[
         str | None, option("--diff", "OTHER.presage", "Show what changed from OTHER to this graph.")
     ] = None,
@@ -165,11 +170,9 @@ def command(
 
     presage graph train.py:build --arg batch=8 --arg 'sizes=[64, 32]' --depth 3
 
-    presage graph train.py:build --gpu h100
+    presage graph train.py:build --gpu h100 --diff batch8.presage
 
-    presage graph train.py:build --arg batch=16 --diff batch8.presage
-
-    presage graph train.py --ranks 8
+    presage graph train.py --ranks 8 --gpu h100 --save job.et
     """
     from presage.graph.diff import diff as compare
     from presage.hardware import gpu as gpu_of
@@ -183,14 +186,31 @@ def command(
     graphs = _of_ranks(named.with_assumptions(assume, strict), gpu or "h200", ranks)
     graph = graphs[0]
     other = captured(StepName(diff, {})) if diff is not None else None
-    if out is not None:
-        from presage.graph import save
-
-        save.write(graph, out)
+    saved = [] if out is None else _save(graphs, out, gpu or "h200")
     changes = compare(other, graph) if other is not None else None
     answer = graph_answer(graphs, memory_profile(graph), depth, changes, chip)
     options = [*gpu_words(gpu), *(["--ranks", ranks] if ranks > 1 else [])]
-    show_answer(answer, json, files={"graph": out}, notes=notes, then=["predict", *named.words(*options)])
+    show_answer(
+        answer,
+        json,
+        files={f"graph{f' {k}' if k else ''}": file for k, file in enumerate(saved)},
+        notes=notes,
+        then=["predict", *named.words(*options)],
+    )
+
+
+def _save(graphs: Sequence[Graph], path: Path, gpu: str) -> list[Path]:
+    """Write a saved graph, or execution traces with predicted times, as the file's name says; returns the files."""
+    from presage.graph import save
+    from presage.prediction.api import own_times
+    from presage.prediction.machine import machine
+    from presage.traces.saved_trace import WRITERS, save_traces
+
+    if not path.name.endswith(tuple(WRITERS)):
+        save.write(graphs[0], path)
+        return [path]
+    where = machine(gpu)
+    return save_traces(graphs, path, [[t.seconds for t in own_times(g, where)[0]] for g in graphs])
 
 
 def _of_ranks(step: StepName, gpu: str, ranks: int) -> list[Graph]:

@@ -171,7 +171,7 @@ def _metadata(message: bytes) -> dict[str, Any]:
 def _node(message: bytes, read: Arguments, converted: bool) -> ExecutionNode:
     """One node. In a graph converted from PyTorch a node's one control dependency is the node it was called from."""
     values, attrs = _node_fields(message)
-    on_host = bool(attrs.get("is_cpu_op", True))
+    on_host = bool(attrs.get("is_cpu_op", True)) or "kernels" in attrs  # presage writes an op and its kernels as one
     ctrl_deps = tuple(values["ctrl_deps"])
     tid, stream, scope, sequence = (_int(attrs, name) for name in ("tid", "stream", "scope", "seq_id"))
     rest = {k: v for k, v in attrs.items() if k not in NAMED_ATTRS and (v or k != "fw_tid") and v != ""}
@@ -230,8 +230,8 @@ def _arguments(message: bytes, read: Arguments) -> tuple[Argument, ...]:
     texts = {number: value for number, wire, value in _fields(message) if wire == BYTES}
     if not any(texts.values()):
         return ()
-    values, shapes, types = (_literal(_text(texts.get(number, b"[]"))) for number in (1, 2, 3))
-    return read.read(values, shapes, types)
+    values, shapes, types, strides = (_literal(_text(texts.get(number, b"[]"))) for number in (1, 2, 3, 4))
+    return read.read(values, shapes, types, strides)
 
 
 QUOTED = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"|(True|False|None|-?inf|nan)", re.DOTALL)

@@ -287,6 +287,7 @@ def _element_types(kind: str) -> tuple[str, ...]:
     return (*parts, inside[begin:])
 
 
+ROOTS = tuple(f"[pytorch|profiler|execution_trace|{name}]" for name in ("process", "thread"))
 ROOT = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|(process|thread)\]")
 USER_SCOPE = 7
 PLACELESS = re.compile(r"_?(?:all|reduce_scatter)")

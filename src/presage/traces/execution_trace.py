@@ -120,10 +120,12 @@ def _adopted(nodes: list[ExecutionNode]) -> tuple[list[ExecutionNode], int]:
         return nodes, 0
     new: dict[int, int | None] = {}
     frame: dict[int | None, int | None] = {}  # by thread, the last frame of autograd that began
+    root: dict[int | None, int | None] = {n.thread: n.id for n in nodes if n.kind == "thread"}
     for node in sorted(nodes, key=lambda n: n.id):
+        begins = node.name.startswith(BACKWARD)
         if node.parent is not None and node.parent not in by_id:
-            new[node.id] = frame.get(node.thread)
-        if node.name.startswith(BACKWARD) or node.kind == "thread":
+            new[node.id] = root.get(node.thread) if begins else frame.get(node.thread, root.get(node.thread))
+        if begins:
             frame[node.thread] = node.id
     return [replace(n, parent=new[n.id]) if n.id in new else n for n in nodes], len(orphans)
 

@@ -27,6 +27,7 @@ FLAGS: dict[str, bool | str] = {
 }
 SETTINGS = ("allow_tf32", "cudnn.allow_tf32")  # what a user may say of a trace
 SUFFIXES = (".json", ".json.gz", ".et", ".et.gz")
+NUMBER = re.compile(r"\d+(?=\D*$)")  # the rank in a file's name: the last number
 VALUES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -44,10 +45,14 @@ def _files(place: Path) -> list[Path]:
     return sorted(p for p in found if p.name.endswith(SUFFIXES) and p.is_file() and is_graph(p))
 
 
+def _stem(file: Path) -> str:
+    return next(file.name.removesuffix(s) for s in (*SUFFIXES[::-1], "") if file.name.endswith(s))
+
+
 def _one_run(place: Path) -> list[Path]:
     """The files of one run: all whose names are the same but for the rank."""
     files = _files(place)
-    runs = sorted({re.sub(r"\d+(?=\D*$)", "*", f.name.partition(".")[0]) + f.name[f.name.find(".") :] for f in files})
+    runs = sorted({f"{NUMBER.sub('*', _stem(f))}{f.name.removeprefix(_stem(f))}" for f in files})
     if len(runs) > 1 and place.is_dir():
         raise InputError(place, f"holds traces of several runs: give one of them, as in '{place / runs[0]}' (quoted)")
     return files
@@ -85,8 +90,8 @@ def _rank_numbers(said: Sequence[int | None], files: Sequence[Path]) -> list[int
     """Ranks as the traces say, else by the last number in their files' names, else in order."""
     if len(said) == 1:
         return [said[0] or 0]
-    numbers = [re.findall(r"\d+", file.name.partition(".json")[0].removesuffix(".gz")) for file in files]
-    for found in (list(said), [int(n[-1]) if n else None for n in numbers]):
+    numbers = [NUMBER.search(_stem(file)) for file in files]
+    for found in (list(said), [int(n[0]) if n else None for n in numbers]):
         if sorted(-1 if r is None else r for r in found) == list(range(len(files))):
             return [r or 0 for r in found]
     return list(range(len(files)))

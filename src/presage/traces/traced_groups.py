@@ -7,6 +7,7 @@ the group, the stride of its ranks and its size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -52,6 +53,8 @@ def collective_of(node: ExecutionNode) -> TracedCollective:
     label = " ".join(str(part) for part in group if part != "undefined") if isinstance(group, tuple) else str(group)
     first, stride, size = rest if len(rest) == 3 else (-1, 1, rest[0] if rest else splits)
     ranks = tuple(range(first, first + stride * size, stride)) if first >= 0 and stride > 0 and size > 0 else ()
+    if said := re.fullmatch(r"\d+( \d+)*", str(node.attrs.get("ranks", ""))):
+        ranks = tuple(map(int, said[0].split()))
     return TracedCollective(KINDS[name], label, ranks, max(size, 0))
 
 

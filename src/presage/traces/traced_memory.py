@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from presage.graph.graph import DTYPE_BYTES
 from presage.traces.execution_graph import ExecutionGraph, TensorRef, node_ends, tensors
 
+WIDEST = 10_000  # calls inside an op that are looked at; none has as many
+
 
 @dataclass(slots=True)
 class MemoryLife:
@@ -31,13 +33,16 @@ class TracedMemory:
             self.read.append({} if node.on_gpu else self._seen(tensors(node.inputs)))
             for j in ends[i]:
                 self.returned[j] = self._returned(j, i, list(tensors(graph.nodes[j].outputs)))
+        for node, read, returned in zip(graph.nodes, self.read, self.returned, strict=True):
+            self._grow(read, tensors(node.inputs))
+            self._grow(returned, tensors(node.outputs))
 
     def _seen(self, given: Iterable[TensorRef]) -> dict[int, int]:
         found = {}
         for t in given:
             if t.storage not in self._now:
                 self._now[t.storage] = self._begin(-1, t)
-            found[t.storage] = self._grow(self._now[t.storage], t)
+            found[t.storage] = self._now[t.storage]
         return found
 
     def _returned(self, node: int, last: int, results: Iterable[TensorRef]) -> dict[int, int]:
@@ -50,20 +55,23 @@ class TracedMemory:
             life = self._now.get(t.storage)
             if t.storage not in self.read[node] and (life is None or self.lives[life].begin < node):
                 life = self._now[t.storage] = self._begin(node, t)
-                for inner in range(node + 1, last + 1):
+                for inner in range(node + 1, min(last, node + WIDEST) + 1):
                     for seen in (self.read[inner], self.returned[inner]):
                         if t.storage in seen:
                             seen[t.storage] = life
-            found[t.storage] = self._grow(self._now[t.storage] if life is None else life, t)
+            found[t.storage] = self._now[t.storage]
         return found
 
     def _begin(self, node: int, t: TensorRef) -> int:
         self.lives.append(MemoryLife(node, 0, t.device))
         return len(self.lives) - 1
 
-    def _grow(self, life: int, t: TensorRef) -> int:
-        self.lives[life].nbytes = max(self.lives[life].nbytes, (t.offset + extent(t)) * itemsize(t))
-        return life
+    def _grow(self, lives: dict[int, int], seen: Iterable[TensorRef]) -> None:
+        """Memory is as large as what is seen of it."""
+        for t in seen:
+            if t.storage in lives:
+                life = self.lives[lives[t.storage]]
+                life.nbytes = max(life.nbytes, (t.offset + extent(t)) * itemsize(t))
 
 
 def extent(t: TensorRef) -> int:

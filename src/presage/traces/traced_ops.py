@@ -18,6 +18,7 @@ from presage.traces.traced_groups import COMMS, collective_name
 from presage.traces.traced_memory import TracedMemory
 
 TRITON = "triton_"
+UNNAMED = "_input"  # arguments in schemas that presage writes for ops without one
 FRAMES = ("autograd::", "torch::autograd::", "[pytorch|", "## ")
 # Ops that launch nothing, by name; views and ops on the host alone are known by their arguments.
 HOST_OPS = frozenset(
@@ -77,7 +78,8 @@ def parse_schema(text: str) -> OpSchema:
         if kind:
             names.append(name)
             writes.append("!" in kind)
-    return OpSchema(head.partition(".")[2], tuple(names), tuple(writes))
+    named = not any(name.startswith(UNNAMED) for name in names)
+    return OpSchema(head.partition(".")[2], tuple(names) if named else (), tuple(writes))
 
 
 def is_op(node: ExecutionNode) -> bool:
@@ -93,7 +95,7 @@ def written(node: ExecutionNode) -> list[TensorRef]:
     """The tensors among a node's inputs that its schema says it changes."""
     flags = parse_schema(node.op_schema).writes
     if not flags:
-        return list(node.outputs and tensors(node.inputs[:1])) if node.name.endswith("_") else []
+        return list(tensors(node.inputs[:1])) if node.outputs and node.name.endswith("_") else []
     return [t for given, changed in zip(node.inputs, flags, strict=False) if changed for t in tensors((given,))]
 
 
@@ -180,8 +182,8 @@ class _Nest:
 
     def _launches(self, i: int) -> bool:
         node = self.nodes[i]
-        if node.name == COMMS:
-            return True
+        if node.name == COMMS or "kernels" in node.attrs:  # a trace that presage wrote says it
+            return bool(node.attrs.get("kernels", True))
         if launches_nothing(node):
             return False
         if self.below[i]:
@@ -206,11 +208,11 @@ def traced_ops(graph: ExecutionGraph, memory: TracedMemory) -> Iterator[TracedOp
         frame = node.kind == "op"
         alone = nest.kernels[i] and not (nest.below[i] or nest.fills[i])
         around.append(((*within, node.name) if frame else within, phase, sequence, hidden or alone))
-        if hidden or not nest.op[i] or (nest.calls[i] and not nest.kernels[i]):
+        if hidden or not nest.op[i] or (nest.calls[i] and not nest.kernels[i]) or node.attrs.get("hidden"):
             continue
         made = () if is_op(node) else tuple((t, life) for life, t in nest.made[i].items())
         thread: Thread = "autograd" if node.thread == backward_thread and phase == "backward" else "main"
-        sync = node.name in READS or _copies_to_host(node)
+        sync = node.name in READS or _copies_to_host(node) or bool(node.attrs.get("sync"))
         kernel = nest.compiled[i] if made else ""
         yield TracedOp(i, node, nest.kernels[i], sync, within, phase, thread, sequence, made, kernel)
 
