@@ -16,6 +16,7 @@ from presage.graph.work import collective, collective_bytes
 from presage.hardware import gpu
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import predict_ranks, rank_graphs
+from presage.prediction.stream_dependencies import crossings
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 64
@@ -129,6 +130,43 @@ def pipeline(_):
             dist.send(x, rank + 1)
 
     return whole
+
+
+def reducing(waits):
+    """Two products after an asynchronous all-reduce, of which the code waits before this one of them."""
+
+    def build(_):
+        dist.init_process_group("nccl")
+        x, gradients = (torch.randn(n, n, device="cuda") for n in (4096, 8192))
+        step = training(layers(1))
+
+        def whole():
+            step()
+            work = dist.all_reduce(gradients, async_op=True)
+            for i in range(2):
+                if i == waits:
+                    work.wait()
+                x @ x
+
+        return whole
+
+    return build
+
+
+def last_kernel(ops):
+    return max(i for i, op in enumerate(ops) if op.kernels)
+
+
+@pytest.mark.parametrize("waits", [0, 1, 2])
+def test_all_that_runs_after_a_wait_comes_after_the_collective(waits):
+    graph = capture(reducing(waits), variant=Variant(ranks=2))
+    reduces = next(i for i, op in enumerate(graph.ops) if collective(op))
+    products = [i for i in range(reduces, len(graph.ops)) if graph.ops[i].name == "aten::mm"]
+    waiting = {b for a, b in crossings(graph).within if a == reduces}
+    assert waiting == set(products[waits : waits + 1])
+    assert {a for a, b in crossings(graph).within if b == reduces} == {last_kernel(graph.ops[:reduces])}
+    exposed = predict_ranks([graph], 2, draws=1).many.exposed
+    assert (exposed > 5e-4) == (waits == 0)
 
 
 def captures(build, ranks):

@@ -36,6 +36,7 @@ class RecordedCall:
     sequence: int = -1
     stream: str = ""
     group: str = ""  # of a collective, its process group
+    issued: str | None = None  # of a collective, the stream that called it
     cost: OpCost | None = None  # of a custom kernel
     speed: float = 1.0  # how many times as fast as it is known to be
     replayed: str = ""  # the CUDA graph that it is part of

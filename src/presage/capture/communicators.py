@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from presage.capture.backend import CUDA
 from presage.capture.contents import SMALL, leaves
 from presage.capture.op_schema import on_gpu
+from presage.graph.work import WAIT
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 aten = torch.ops.aten
@@ -52,10 +53,11 @@ class Communicators:
         self.recorder = recorder
         self.groups: dict[str, tuple[int, ...]] = {}  # of the recorded step, by their names in it
         self.messages: set[str] = set()  # groups in which ranks send to one another
+        self._pending: dict[int, str] = {}  # storages of collectives that nobody has waited for: in which group
 
     def restart(self) -> None:
         """A step is recorded."""
-        self.groups, self.messages = {}, set()
+        self.groups, self.messages, self._pending = {}, set(), {}
 
     def used(self) -> dict[str, tuple[int, ...]]:
         """The groups of the recorded step; all ranks, where these are several and do not communicate in it."""
@@ -152,6 +154,7 @@ class Communicators:
         return self._functional(ALL_TO_ALL, given, [self._clone(x)], [self._new(x, shape)])[0]
 
     def _wait_tensor(self, given: dict[str, Any]) -> Any:
+        self._waited([given["tensor"]])
         return given["tensor"]
 
     def _wrap_tensor_autograd(self, given: dict[str, Any]) -> Any:
@@ -221,7 +224,28 @@ class Communicators:
             return
         if self.recorder.recording:
             self.groups[label] = ranks
+            self._pending |= dict.fromkeys(map(_storage, outputs or inputs), label)
         self.recorder.record_collective(kind, inputs, outputs, label, sync=sync)
+
+    def waiting(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """Work.wait, by which the current stream waits for a collective, whatever it runs next."""
+
+        def run(work: Any, *args: Any, **kwargs: Any) -> Any:
+            out = wait(work, *args, **kwargs)
+            if self._pending:
+                self._waited(work.get_future().value())
+            return out
+
+        return run
+
+    def _waited(self, tensors: Any) -> None:
+        if not self.recorder.recording:
+            return
+        found = [x for x in leaves(tensors) if isinstance(x, torch.Tensor) and _storage(x) in self._pending]
+        for group in dict.fromkeys(self._pending[_storage(x)] for x in found):
+            self.recorder._waited(WAIT, [x for x in found if self._pending[_storage(x)] == group], group)
+        for x in found:
+            self._pending.pop(_storage(x), None)
 
     # ---- what tensors hold afterwards
 
@@ -322,6 +346,10 @@ class Communicators:
 
     def _lose(self, outputs: list[Any]) -> None:
         self.recorder.shadows.lose([x for x in outputs if isinstance(x, FakeTensor)])
+
+
+def _storage(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)
 
 
 def _resolved(group: Any) -> Any:

@@ -137,6 +137,7 @@ class CallLowering(GraphBuilder):
                 compiled=c.compiled,
                 stream=c.stream,
                 group=c.group,
+                issued=c.issued if kernels else None,
                 cost=c.cost,
                 speed=c.speed,
                 replayed=c.replayed,

@@ -112,13 +112,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _device_of:
             device = (args[0] if type(args[0]) is FakeTensor else parts(args[0])[0]).device
             return self._seen_from_cpp.get(device, device)
-        for kind in types:
-            if kind is not FakeTensor and is_made_of_tensors(kind):
-                return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
-        if get_ident() == self._owner:
-            with self._one_at_a_time:
-                return self._dispatch(func, args, kwargs or {})
-        return self._in_thread(func, args, kwargs or {})
+        if any(kind is not FakeTensor and is_made_of_tensors(kind) for kind in types):
+            return NotImplemented  # its own code runs, and what that does to the tensors inside comes by here
+        if get_ident() != self._owner:
+            return self._in_thread(func, args, kwargs or {})
+        with self._one_at_a_time:
+            return self._dispatch(func, args, kwargs or {})
 
     def _in_thread(self, func: Any, args: Any, kwargs: Any) -> Any:
         """As in the main thread, which fails too where this does."""
@@ -170,8 +169,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.recording:
             return func(*args, **kwargs)
-        call = self._begin(func, host=True)
-        with mark(call):
+        with mark(self._begin(func, host=True)):
             return func(*args, **kwargs)
 
     def _fake_host(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -338,7 +336,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places.fill(call)
         self.calls.append(call)
         self.assumptions.ran(call.index)
-        call.group, call.stream = group, group or call.stream
+        call.group, call.stream, call.issued = group, group or call.stream, call.stream if group else None
         call.inputs = tuple(self._argument(x) for x in given)
         call.outputs, call.writes = (tuple(self.memory.tensor(x) for x in some) for some in (made, written))
         with mark(call):
@@ -392,9 +390,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.recording:
             self.notes[text] = None
 
-    def _waited(self, name: str) -> None:
-        call = RecordedCall(index=len(self.calls), name=name, overload="", host=True, sync=True)
+    def _waited(self, name: str, tensors: Any = (), group: str = "") -> None:
+        """The host waits for the GPU; with a group, the current stream for its collective on these tensors."""
+        call = RecordedCall(index=len(self.calls), name=name, overload="", host=True, sync=not group, group=group)
         self.places.fill(call)
         self.calls.append(call)
+        call.inputs = tuple(map(self._argument, tensors))
         with mark(call):
             pass

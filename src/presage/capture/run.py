@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -140,7 +140,9 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
         arrays = patched(FakeTensor, "numpy", lambda tensor, **options: recorder.reads.numpy(tensor, **options))
         threads = entering_threads(recorder, Devices)
         resizing = patched(torch.UntypedStorage, "resize_", _resizing(recorder))
-        with reading, arrays, resizing, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
+        work: Any = getattr(torch.distributed, "Work", None)
+        waits = patched(work, "wait", recorder.communicators.waiting(work.wait)) if work else nullcontext()
+        with reading, arrays, resizing, waits, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
             yield recorder, hooks
 
 

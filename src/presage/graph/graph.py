@@ -104,6 +104,7 @@ class Op(msgspec.Struct, frozen=True):
     line: str = ""  # 'model.py:41', the user's line, where known
     stream: str = ""  # where its kernels run; '' is the stream of all that is not told otherwise
     group: str = ""  # of a collective, the dimension of ranks that take part: 'dp', 'tp'
+    issued: str | None = None  # of a collective, the stream that called it: it comes after that one's kernels before it
     replayed: str = ""  # the CUDA graph it is part of: the host starts the whole graph with one call
     speed: float = 1.0  # its kernels are so many times as fast as they are known to be
     compiled: str = ""  # the call of a compiled function that it is part of: 'inductor#2', 'inductor, CUDA graphs#1'

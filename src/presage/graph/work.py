@@ -272,6 +272,7 @@ COLLECTIVES = {
     "c10d::send": "send_recv",
     "c10d::recv_": "send_recv",
 }
+WAIT = "c10d::wait"  # the stream waits for a collective on the op's tensors: Work.wait
 
 
 def collective(op: Op) -> str | None:
