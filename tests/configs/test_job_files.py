@@ -148,7 +148,7 @@ def test_a_job_from_tables() -> None:
             LEAST.replace("llama3-8b", 'llama3-8b"\nactivation = "swish'),
             "model.activation: is 'swish': choose from swiglu",
         ),
-        ('framework = "pytorch"\n' + LEAST, "unknown framework 'pytorch'"),
+        ('framework = "tensorflow"\n' + LEAST, "unknown framework 'tensorflow'"),
         (LEAST.replace("= 8192", '= 8192\nrecompute = "every-other"'), "training.recompute: is 'every-other'"),
         (LEAST.replace("= 8192", '= 8192\nrecompute = "half"'), "recompute is 'half'"),
         (LEAST + "[parallel]\ngpus = 100\ntp = 8\npp = 4", "100 is no multiple of 8 x 4 x 1 = 32; try 96 or 128"),

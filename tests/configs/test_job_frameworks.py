@@ -20,6 +20,7 @@ JOB: dict[str, Any] = {
     "cluster": {"platform": "dgx-h100"},
 }  # fmt: skip
 FILES = sorted((Path(home.__file__).parent / "frameworks").glob("*.toml"))
+OF_ONE_CODE = {"extra_bytes", "update_bytes", "forward_us", "backward_us"}  # counted in it, no fact of a framework
 
 
 @pytest.mark.parametrize("path", FILES, ids=[f.stem for f in FILES])
@@ -28,7 +29,7 @@ def test_each_says_all_switches_and_where_they_are_from(path: Path) -> None:
     made = framework(path.stem)
     assert made.key == path.stem and made.source and table["date"]
     said = {"bucket_bytes" if k == "bucket_MB" else k for k in table}
-    left = set(Framework.__dataclass_fields__) - said - {"key", "overlap"}
+    left = set(Framework.__dataclass_fields__) - said - {"key", "overlap"} - OF_ONE_CODE
     assert left == set(), f"left to a default: {left}"
 
 

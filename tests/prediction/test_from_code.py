@@ -17,6 +17,7 @@ from presage.errors import PresageError
 from presage.hardware import platform
 from presage.prediction.api import predict, predict_ranks
 from presage.prediction.from_code.agreement import compare_with_code
+from presage.prediction.from_code.code_work import code_work, job_work, with_code_work
 from presage.prediction.from_code.describe import describe
 
 VOCAB, SEQUENCE, BATCH, LAYERS = 512, 64, 2, 3
@@ -217,13 +218,18 @@ def test_optimizer_precision_and_scores_in_memory_are_read_from_the_ops():
     assert job.assumed == ("causal = true: attention has a mask, which is not read",)
 
 
-def test_parts_add_up_to_both_steps_and_products_have_the_same_flops():
+def test_parts_add_up_to_both_steps_and_both_have_the_same_flops_and_traffic():
     job, graphs = described(lambda _: training(Gpt(256, 4).cuda()))
-    both = compare_with_code(predict(graphs[0], gpu="h100", draws=1), job, job.parse("train"))
+    code = predict(graphs[0], gpu="h100", draws=1)
+    job = with_code_work(job, code, job.parse("train").job)
+    both = compare_with_code(code, job, job.parse("train"))
     assert sum(p.code for p in both.parts) == pytest.approx(both.code.step.p50, rel=0.01)
     assert sum(p.job for p in both.parts) == pytest.approx(both.job.step.p50, rel=0.01)
-    assert both._job_work["products"].flops == pytest.approx(both._code_work["products"].flops, rel=0.001)
-    assert both._job_work["attention"].flops == pytest.approx(both._code_work["attention"].flops, rel=0.05)
+    mine, other = code_work(graphs[0]), job_work(both.job.job)
+    assert other["products"].flops == pytest.approx(mine["products"].flops, rel=0.001)
+    assert other["attention"].flops == pytest.approx(mine["attention"].flops, rel=0.05)
+    assert other["streams"].moved == pytest.approx(mine["streams"].moved, rel=0.01)
+    assert other["optimizer"].moved == pytest.approx(mine["optimizer"].moved, rel=0.01)
 
 
 def test_several_ranks_are_compared_with_what_the_code_exposes():

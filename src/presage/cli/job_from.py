@@ -64,6 +64,7 @@ def from_code(
     """Describe code as a job file, write that, and answer with both predictions."""
     from presage.configs.schema import merge_sections, parse_overrides
     from presage.prediction.from_code.agreement import compare_with_code
+    from presage.prediction.from_code.code_work import with_code_work
     from presage.prediction.from_code.describe import describe
     from presage.report.code_job_answer import code_job_answer
 
@@ -73,12 +74,12 @@ def from_code(
     step, place = step_name(*named), _platform(gpu, on)
     graphs = _graphs(step, place, ranks)
     described = describe(graphs, ranks, place, _job_name(step))
-    described = replace(
-        described, table=merge_sections(described.table, parse_overrides(list(change), described.table))
-    )
-    parsed = described.parse(step.name)
     with status(f"predicting {step.name}"):
-        result = compare_with_code(_predicted(graphs, place, ranks), described, parsed)
+        code = _predicted(graphs, place, ranks)
+        described = with_code_work(described, code, described.parse(step.name).job)
+        changes = parse_overrides(list(change), described.table)
+        described = replace(described, table=merge_sections(described.table, changes))
+        result = compare_with_code(code, described, described.parse(step.name))
     text = job_text(step, described)
     if out is not None:
         from presage.files import write_whole

@@ -110,6 +110,9 @@ def _check_switches(path: str | Path, f: Framework) -> None:
     for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
         if getattr(f, name) not in (1, 2, 4):
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
+    for name in ("extra_bytes", "update_bytes", "forward_us", "backward_us"):
+        if not 0 <= getattr(f, name) <= 1e6:
+            raise InputError(path, f"is {getattr(f, name)!r}: it can be 0 to 1e6", name)
     if not 1e3 <= f.bucket_bytes <= 1e16:
         raise InputError(path, f"is {f.bucket_bytes / MB:g}: it can be 0.001 to 1e10", "bucket_MB")
 
@@ -149,5 +152,9 @@ class Framework:
     fused_dispatch: bool = False  # and are sorted by expert as they arrive
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
+    extra_bytes: float = 0.0  # that a layer's memory-bound kernels move besides, forward and backward, by number
+    update_bytes: float = 0.0  # that the optimizer moves for a parameter; 0: as usual for it
+    forward_us: float = 0.0  # of the host, for a layer of a microbatch; 0: as the host model has it
+    backward_us: float = 0.0
     overlap: Overlap = field(default_factory=Overlap)  # unless a job says otherwise
     source: str = ""

@@ -122,6 +122,10 @@ class FrameworkConfig(msgspec.Struct):
     fused_dispatch: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
+    extra_bytes: float | None = None
+    update_bytes: float | None = None
+    forward_us: float | None = None
+    backward_us: float | None = None
 
 
 class ClusterConfig(msgspec.Struct):

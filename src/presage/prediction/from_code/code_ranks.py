@@ -123,7 +123,8 @@ def _sharded(found: list[Transfer], out: CodeRanks) -> list[Transfer]:
 
 def _reduced(graph: Graph, found: list[Transfer], out: CodeRanks) -> None:
     """Gradients: all-reduced between replicas, or scattered over those that share them."""
-    sums = [t for t in found if t.kind in REDUCES and t.phase != "forward"]
+    begun = next((i for i, op in enumerate(graph.ops) if op.phase == "backward"), len(graph.ops))
+    sums = [t for t in found if t.kind in REDUCES and t.place > begun]
     if not sums:
         return
     most = max(sums, key=lambda t: t.numbers)

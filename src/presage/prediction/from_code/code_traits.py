@@ -52,7 +52,7 @@ def code_traits(found: StepProducts, layers: Sequence[Layer], rotates: bool) -> 
         fused_loss=compiled or not any("_log_softmax" in n for n in names),
         dropout=any("dropout" in n for n in names) or any(x.attention.dropout for x in layers),
         gradient_bytes=_width(graph, "gradient", 4),
-        parameters=_parameters(graph),
+        parameters=parameters(graph),
         frozen=frozen,
     )
 
@@ -89,7 +89,8 @@ def _width(graph: Graph, role: str, otherwise: int) -> int:
     return sizes.most_common(1)[0][0] if sizes else otherwise
 
 
-def _parameters(graph: Graph) -> int:
+def parameters(graph: Graph) -> int:
+    """Parameters that one rank holds."""
     kind = {t.storage: t.itemsize for t in graph.tensors}
     return sum(s.nbytes // kind.get(s.id, 4) for s in graph.storages if s.role == "parameter")
 

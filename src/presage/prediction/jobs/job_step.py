@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
+US = 1e-6
 ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
@@ -100,7 +101,11 @@ def layer_host_of(job: Job) -> LayerHost:
     era = architecture(job.platform.gpu.architecture).host_era
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
-    return layer_host(f.host, era, p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job))
+    sizes = p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job)
+    host = layer_host(f.host, era, *sizes)
+    if not f.forward_us:
+        return host
+    return replace(host, forward=f.forward_us * US, backward=f.backward_us * US, recompute=f.forward_us * US)
 
 
 class DpTraffic(NamedTuple):
@@ -194,8 +199,13 @@ def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> 
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    took = pricer.memory_bound_seconds(UPDATE_BYTES.get(job.optimizer, ONE_MOMENT) * most, "optimizer")
+    took = pricer.memory_bound_seconds(update_bytes(job) * most, "optimizer")
     return max(took * pricer.paces.optimizer, launched)
+
+
+def update_bytes(job: Job) -> float:
+    """Bytes that the optimizer moves for a parameter."""
+    return job.framework.update_bytes or UPDATE_BYTES.get(job.optimizer, ONE_MOMENT)
 
 
 def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:

@@ -33,6 +33,8 @@ def layer_graph(job: Job, layer: int) -> LayerGraph:
     else:
         feed_forward(b, job, s, "mlp", m.ffn)
     residual(b, job, s)
+    if more := job.framework.extra_bytes * s.between * s.width:  # casts and kernels that no law counts
+        b.block("extra", [b.memory_bound(more / 3)], [b.memory_bound(2 * more / 3)])
     return b.layer()
 
 
