@@ -83,6 +83,14 @@ def test_factorizations_take_what_was_published_of_hopper_gpus(
     assert time.warm * 1e3 == pytest.approx(milliseconds, rel=0.3)
 
 
+def test_a_gpu_of_the_same_architecture_is_held_to_its_own_power_limit() -> None:
+    """An H100 NVL is an H200's chip under 400 W; other architectures keep the energies of theirs out of it."""
+    measured, lower = load("h200").power, load("h100_nvl").power
+    assert (lower.limit, lower.per_flop) == (400.0, measured.per_flop)
+    assert lower.base < measured.base
+    assert load("l40").power == measured
+
+
 def table(name: str) -> Any:
     return msgspec.json.decode((PACK / f"{name}.json").read_bytes())
 

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from presage.costs.calibrated_kernels import Cache, CalibratedKernels
+from presage.costs.closed_form.kernels import MOST_BASE
 from presage.costs.corrections import FP32_FILE, Fp32GemmCorrection, TableCorrection
 from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
@@ -83,7 +84,11 @@ def load(name: str | Path) -> CalibratedKernels:
     own = _tables(near) if key and near.exists() else {}
     of = gpu(key).name if own and key != chip.key else ""
     single = _single() if architecture(chip.architecture).fp32_corrected else None
-    return replace(_loaded(SHIPPED / CALIBRATED / FILE), gpu=chip, own=own, own_of=of, single=single)
+    models = _loaded(SHIPPED / CALIBRATED / FILE)
+    power = models.power
+    if chip.architecture == models.gpu.architecture:  # the same chip under another limit
+        power = replace(power, limit=chip.power_limit, base=min(power.base, MOST_BASE * chip.power_limit))
+    return replace(models, gpu=chip, power=power, own=own, own_of=of, single=single)
 
 
 @lru_cache(2)
