@@ -15,7 +15,7 @@ from presage.memory.step_memory import memory_profile
 from presage.prediction.api import own_times, predict, step_graph
 from presage.prediction.machine import kernel_times, machine
 from presage.traces.saved_trace import save_traces
-from presage.traces.trace_graph import is_trace, trace_graphs
+from presage.traces.trace_graph import trace_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -214,7 +214,9 @@ def test_several_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "b_0.json", [linear()])
     with pytest.raises(InputError, match=r"holds traces of several runs: give one of them, as in '.*a_\*.json'"):
         trace_graphs(tmp_path)
-    assert is_trace(tmp_path / "a_*.json") and not is_trace(tmp_path / "c_*.json")
+    assert len(trace_graphs(tmp_path / "a_*.json")) == 1
+    with pytest.raises(InputError, match="no execution trace is called so"):
+        trace_graphs(tmp_path / "c_*.json")
 
 
 # ---- public and measured traces

@@ -32,11 +32,9 @@ VALUES = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def is_trace(path: str | Path) -> bool:
-    """Whether a path is that of a trace, of a folder that holds some, or a pattern of some files' names."""
+    """Whether a path is named as a trace is, or as a pattern of some, or is a folder that holds some."""
     place = Path(path)
-    if place.is_dir() or "*" in place.name:
-        return bool(_files(place))
-    return place.name.endswith(SUFFIXES) and place.is_file()
+    return bool(_files(place)) if place.is_dir() else place.name.endswith(SUFFIXES)
 
 
 def _files(place: Path) -> list[Path]:
@@ -67,6 +65,8 @@ def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> l
     if place.is_file() and not is_graph(place):
         raise InputError(path, "is neither a PyTorch execution trace nor a Chakra graph")
     files = [place] if place.is_file() else _one_run(place)
+    if not files:
+        raise InputError(path, "no execution trace is called so")
     steps = [TracedStep(read_graph(file), flags, frozenset(assume or ())) for file in files]
     world = max(world_size(c for s in steps for c in s.collectives.values()), len(steps))
     if 1 < len(steps) < world:
