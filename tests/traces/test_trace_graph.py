@@ -11,6 +11,7 @@ import pytest
 
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph, check
+from presage.graph.work import collective as collective_of
 from presage.memory.step_memory import memory_profile
 from presage.prediction.api import own_times, predict, step_graph
 from presage.prediction.machine import kernel_times, machine
@@ -239,6 +240,6 @@ def test_ranks_of_public_traces_match_all_their_collectives(
 ) -> None:
     graphs = trace_graphs(shared / "traces" / name)
     assert sum(len(g.ranks) for g in graphs) == ranks
-    assert {sum(bool(op.group) for op in g.ops) for g in graphs} == {collectives}
+    assert {sum(bool(collective_of(op)) for op in g.ops) for g in graphs} == {collectives}
     result = predict(graphs, gpu="a100", draws=1)
     assert result.many is not None and result.many.ranks == ranks

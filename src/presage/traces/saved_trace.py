@@ -17,7 +17,7 @@ from presage.errors import PresageError
 from presage.files import write_whole
 from presage.graph.dtypes import DTYPES
 from presage.graph.graph import ON_HOST, Graph, Op, Ref, references
-from presage.graph.work import bytes_moved, collective, collective_bytes, flops
+from presage.graph.work import WAIT, bytes_moved, collective, collective_bytes, flops
 from presage.traces.execution_graph import ROOTS
 from presage.traces.traced_groups import COMMS, KINDS
 from presage.traces.traced_ops import UNNAMED
@@ -58,6 +58,7 @@ class _Writer:
         self.open: dict[str, list[tuple[str, int]]] = {}  # by thread, the frames around its last op
         self.wrote: dict[int, int] = {}  # by storage, the node that wrote it last
         self.last: dict[str, int] = {}  # by stream, its last node
+        self.called: list[tuple[str, frozenset[int], int]] = []  # collectives: group, tensors, number
         self.news: dict[int, list[int]] = {}  # by op, the storages allocated before it
         for event in graph.events:
             if event.allocates:
@@ -97,7 +98,9 @@ class _Writer:
                 yield self._node("aten::empty", parent, number=self._next(), tid=tid, outputs=outputs, hidden=1)
         number = self._next()
         extra = {"kernels": int(op.kernels), "sync": int(op.sync), "stream": op.stream, "module": op.module}
-        more = self._message(op) if collective(op) else self._arguments(op)
+        more = (
+            self._message(op, number) if collective(op) else self._wait(op) if op.name == WAIT else self._arguments(op)
+        )
         name, size = more.pop("name", op.name), (flops(self.graph, op), bytes_moved(self.graph, op).total)
         more |= {"seq_id": op.sequence, "dur": self.seconds[i] * 1e6, "deps": self._deps(op, number), "work": size}
         yield self._node(name, parent, number=number, tid=tid, **more, **extra)
@@ -121,15 +124,32 @@ class _Writer:
         schema = f"{op.name}{'.' * bool(op.overload)}{op.overload}({listed}) -> Tensor"
         return {"inputs": self._io(op.inputs), "outputs": self._io([Ref(t) for t in op.outputs]), "op_schema": schema}
 
-    def _message(self, op: Op) -> dict[str, Any]:
+    def _wait(self, op: Op) -> dict[str, Any]:
+        """A wait names the collective before it on its tensors."""
+        used = frozenset(references(op.inputs))
+        before = next((n for group, tensors, n in reversed(self.called) if group == op.group and tensors & used), 0)
+        return {"name": COMMS, "inputs": self._io([before, ["", ""], self.rank, "wait", [], [], -1, -1, 1])}
+
+    def _message(self, op: Op, number: int) -> dict[str, Any]:
         """A collective's arguments, as PyTorch records them."""
+        self.called.append((op.group, frozenset(references(op.inputs)), number))
         name, ranks = NAMES.get(op.name, "allreduce"), self.graph.groups.get(op.group, ())
         pair = op.group.rpartition(" to ")
         there = next((r for r in ranks if r != self.rank), self.rank) if pair[1] else self.rank
         stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
         into = [Ref(t) for t in op.writes]
         sent = [Ref(t) for t in references(op.inputs) if t not in op.writes]
-        rest = [0, [op.group, "undefined"], there, name, [], [], ranks[0] if ranks else -1, stride, max(len(ranks), 1)]
+        rest = [
+            number,
+            [op.group, "undefined"],
+            there,
+            name,
+            [],
+            [],
+            ranks[0] if ranks else -1,
+            stride,
+            max(len(ranks), 1),
+        ]
         inputs = self._io([sent or into, *rest])
         extra = {"ranks": " ".join(map(str, ranks)), "group": op.group, "comm_size": collective_bytes(self.graph, op)}
         return {"name": COMMS, "inputs": inputs, "outputs": self._io(into), "comm": name, **extra}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from presage.traces.execution_graph import ExecutionGraph, ExecutionNode, TensorRef, tensors
+from presage.traces.execution_graph import Argument, ExecutionGraph, ExecutionNode, TensorRef, tensors
 
 COMMS = "record_param_comms"
 KINDS = {  # the op that stands for it in a Graph
@@ -36,12 +36,25 @@ class TracedCollective:
     group: str
     ranks: tuple[int, ...]  # of the group; empty where the trace does not say
     size: int  # of the group; 0 where the trace does not say
+    number: int = -1  # by which a wait names it
 
 
 def collective_name(node: ExecutionNode) -> str:
     """The name of the collective that a node records; empty for one of a wait or a set-up."""
     name = next((a for a in node.inputs if isinstance(a, str)), "") if node.name == COMMS else ""
     return name if name in KINDS else ""
+
+
+def awaited(node: ExecutionNode) -> int:
+    """The number of the collective that a node records the wait for; -1 for another node."""
+    if node.name != COMMS or "wait" not in node.inputs[:4]:
+        return -1
+    return _number(node.inputs[0])
+
+
+def _number(value: Argument) -> int:
+    first = value[0] if isinstance(value, tuple) and value else value
+    return first if type(first) is int else -1
 
 
 def collective_of(node: ExecutionNode) -> TracedCollective:
@@ -55,7 +68,7 @@ def collective_of(node: ExecutionNode) -> TracedCollective:
     ranks = tuple(range(first, first + stride * size, stride)) if first >= 0 and stride > 0 and size > 0 else ()
     if said := re.fullmatch(r"\d+( \d+)*", str(node.attrs.get("ranks", ""))):
         ranks = tuple(map(int, said[0].split()))
-    return TracedCollective(KINDS[name], label, ranks, max(size, 0))
+    return TracedCollective(KINDS[name], label, ranks, max(size, 0), _number(node.inputs[place - 3]))
 
 
 def collectives(trace: ExecutionGraph) -> dict[int, TracedCollective]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from presage.graph.graph import Phase, Thread, aten
 from presage.traces.execution_graph import ExecutionGraph, ExecutionNode, TensorRef, tensors
 from presage.traces.execution_trace import BACKWARD
-from presage.traces.traced_groups import COMMS, collective_name
+from presage.traces.traced_groups import COMMS, awaited, collective_name
 from presage.traces.traced_memory import TracedMemory
 
 TRITON = "triton_"
@@ -85,7 +85,7 @@ def parse_schema(text: str) -> OpSchema:
 def is_op(node: ExecutionNode) -> bool:
     """Whether a node is a call of an op and not a frame around some (of autograd, of the user, a thread)."""
     if node.name == COMMS:
-        return bool(collective_name(node))
+        return bool(collective_name(node)) or awaited(node) >= 0
     if node.kind not in ("op", "collective") or node.name.startswith(FRAMES):
         return False
     return ("::" in node.name and not node.name.startswith("c10d::")) or node.name in HOST_OPS
@@ -183,7 +183,7 @@ class _Nest:
     def _launches(self, i: int) -> bool:
         node = self.nodes[i]
         if node.name == COMMS or "kernels" in node.attrs:  # a trace that presage wrote says it
-            return bool(node.attrs.get("kernels", True))
+            return bool(node.attrs.get("kernels", awaited(node) < 0))
         if launches_nothing(node):
             return False
         if self.below[i]:

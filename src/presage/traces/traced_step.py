@@ -11,8 +11,9 @@ from presage.errors import InputError
 from presage.graph.builder import GraphBuilder, Lifetime, new_op, row_major_strides
 from presage.graph.families import family
 from presage.graph.graph import DTYPE_BYTES, HOST_MEMORY, Assumption, Graph, Op, OpCost, Ref, Role
+from presage.graph.work import WAIT
 from presage.traces.execution_graph import Argument, ExecutionGraph, TensorRef, tensors
-from presage.traces.traced_groups import COMMS, collectives, exchanged, peer_of
+from presage.traces.traced_groups import COMMS, awaited, collectives, exchanged, peer_of
 from presage.traces.traced_memory import TracedMemory, itemsize
 from presage.traces.traced_ops import TRITON, TracedOp, parse_schema, traced_ops, written
 
@@ -82,10 +83,11 @@ class TracedStep:
         self.memory = TracedMemory(trace)
         self.first, last = step_window(trace)
         self.collectives = {i: c for i, c in collectives(trace).items() if self.first <= i < last}
+        self.numbered = {c.number: i for i, c in self.collectives.items() if c.number >= 0}
         self.ops = [
             op
             for op in traced_ops(trace, self.memory)
-            if self.first <= op.position < last and (op.node.name != COMMS or op.position in self.collectives)
+            if self.first <= op.position < last and (op.node.name != COMMS or self._meets(op) is not None)
         ]
         self._check()
         self.roles = self._roles()
@@ -109,6 +111,10 @@ class TracedStep:
             raise InputError(self.trace.path, "has no op on a GPU: record the step on one")
         problem = "says nothing of the tensors of its ops: record it with torch.profiler.ExecutionTraceObserver"
         raise InputError(self.trace.path, problem)
+
+    def _meets(self, op: TracedOp) -> int | None:
+        """Where the collective is that an op is, or waits for."""
+        return op.position if op.position in self.collectives else self.numbered.get(awaited(op.node))
 
     def graph(self, rank: int, world: int, alone: bool) -> Graph:
         """The Graph of a rank; where its trace is the only one, for all of them."""
@@ -143,15 +149,16 @@ class TracedStep:
 
     def _group(self, op: TracedOp, rank: int, world: int) -> tuple[str, tuple[int, ...]]:
         """The process group of a collective and the ranks in it; of a message, its two ends."""
-        one = self.collectives.get(op.position)
-        if one is None:
+        place = self._meets(op) if op.node.name == COMMS else None
+        if place is None:
             return "", ()
+        one = self.collectives[place]
         size = one.size or world
         first = 0 if size >= world else rank // size * size  # neighbours, where the trace does not say
         ranks = one.ranks or tuple(range(first, first + size))
         if one.kind not in ("c10d::send", "c10d::recv_"):
             return (one.group if len(ranks) < world else "world"), ranks
-        here, there = ranks.index(rank) if rank in ranks else 0, peer_of(op.node)
+        here, there = ranks.index(rank) if rank in ranks else 0, peer_of(self.trace.nodes[place])
         pair = (here, there) if one.kind == "c10d::send" else (there, here)
         return f"{one.group} {pair[0]} to {pair[1]}", tuple(ranks[i] for i in pair if i < len(ranks))
 
@@ -163,6 +170,7 @@ class TracedStep:
             return self._collective(op, group)
         schema = parse_schema(node.op_schema)
         inputs = tuple(self._argument(a, read) for a in node.inputs)
+        changed = tuple(self._tensor(t, read) for t in written(node)) if op.kernels else ()
         self._note_strides(op)
         outputs = [self._tensor(t, {t.storage: life}) for t, life in op.made]
         outputs += [self._tensor(t, returned) for t in tensors(node.outputs)]
@@ -175,7 +183,7 @@ class TracedStep:
             thread=op.thread,
             within=op.within,
             names=schema.names[: len(inputs)] if len(schema.names) >= len(inputs) > 0 else (),
-            writes=tuple(self._tensor(t, read) for t in written(node)) if op.kernels else (),
+            writes=changed,
             kernels=op.kernels,
             sync=op.sync,
             stream=str(node.attrs.get("stream") or ""),
@@ -200,8 +208,9 @@ class TracedStep:
 
     def _note_strides(self, op: TracedOp) -> None:
         """Keep the strides that views by `as_strided` say, for a trace that has none."""
+        given = {t.id for t in tensors(op.node.inputs)}
         for t in tensors(op.node.outputs):
-            if t.strides is not None:
+            if t.strides is not None or t.id in given:
                 continue
             self._views.pop((t.id, t.shape), None)
             steps = op.node.inputs[2] if op.node.name == "aten::as_strided" and len(op.node.inputs) > 2 else None
@@ -209,11 +218,16 @@ class TracedStep:
                 self._views[t.id, t.shape] = steps  # type: ignore[assignment]
 
     def _collective(self, op: TracedOp, group: str) -> Op:
-        into, sent = exchanged(op.node)
-        lives = {**self.memory.returned[op.position], **self.memory.read[op.position]}
+        place = self._meets(op)
+        assert place is not None
+        into, sent = exchanged(self.trace.nodes[place])
+        lives = {**self.memory.returned[place], **self.memory.read[place]}
         written_to, others = ([self._tensor(t, lives) for t in some] for some in (into, sent))
+        if place != op.position:
+            tensors_of = [Ref(t) for t in (*written_to, *others)]
+            return new_op(WAIT, [tensors_of], phase=op.phase, thread=op.thread, kernels=False, group=group)
         return new_op(
-            name=self.collectives[op.position].kind,
+            name=self.collectives[place].kind,
             inputs=tuple([Ref(t) for t in some] for some in (written_to, others) if some),
             phase=op.phase,
             thread=op.thread,
@@ -221,6 +235,7 @@ class TracedStep:
             writes=tuple(written_to),
             group=group,
             stream=group,
+            issued="",
         )
 
     def _argument(self, value: Argument, lives: Mapping[int, int]) -> Any:
