@@ -181,6 +181,32 @@ def test_stages_that_send_to_each_other_are_captured_one_by_one():
     assert found.many.ranks == 3 and found.many.strategy == "as written"
 
 
+def rows_by_rank(rows):
+    """A step that also copies parts of a tensor, of so many rows each."""
+
+    def build(_):
+        dist.init_process_group("nccl")
+        step, x = training(layers()), torch.randn(1024, WIDTH, device="cuda")
+
+        def whole():
+            step()
+            for part in x.split(rows(dist.get_rank())):
+                part.clone()
+
+        return whole
+
+    return build
+
+
+def test_ranks_whose_parts_are_cut_elsewhere_are_one():
+    assert [g.ranks for g in captures(rows_by_rank(lambda r: [400 + 100 * r, 624 - 100 * r]), 4)] == [(0, 1, 2, 3)]
+
+
+def test_ranks_that_differ_are_folded_by_what_they_run():
+    found = captures(rows_by_rank(lambda r: [512, 512] if r % 4 == 1 else [256] * 4 if r % 4 == 3 else [1024]), 8)
+    assert [g.ranks for g in found] == [(0, 2, 4, 6), (1, 5), (3, 7)]
+
+
 def test_equal_ranks_are_captured_once_and_folded():
     asked = []
     graphs = rank_graphs(lambda rank: asked.append(rank) or capture(ddp, variant=Variant(ranks=64, rank=rank)), 64)

@@ -13,7 +13,7 @@ from presage.graph.graph import Graph, Op, Phase, Ref
 
 Kind: TypeAlias = Literal["added", "removed", "changed", "moved"]
 KINDS: tuple[Kind, ...] = ("added", "removed", "changed", "moved")
-UNEVEN = 0.02  # of the elements that a step's ops read
+UNEVEN = 0.02  # of the elements that a step's ops read, and of the ops
 _SIGN: dict[Kind, str] = {"added": "+", "removed": "-", "changed": "~", "moved": "^"}
 
 
@@ -77,14 +77,18 @@ def diff(before: Graph, after: Graph) -> GraphDiff:
 
 
 def alike(one: Graph, other: Graph) -> bool:
-    """Whether two ranks run the same step: the same ops in the same groups, on tensors that are equally large but for
-    shards that do not come out even."""
-    first, second = ([op for op in g.ops if op.kernels] for g in (one, other))
-    if [(op.name, op.group) for op in first] != [(op.name, op.group) for op in second]:
-        return False
-    sizes = [[sum(t.elements for t in g.inputs_of(op)) for op in ops] for g, ops in ((one, first), (other, second))]
-    unlike = sum(abs(a - b) for a, b in zip(*sizes, strict=True))
-    return bool(unlike <= UNEVEN * sum(sizes[0]))
+    """Whether two ranks run the same step: the same collectives in the same groups, hosts that wait alike, and as many
+    other ops of each kind on as much, but for a few and for shards that do not come out even."""
+    met, counts, sizes = [], [], []
+    for g in (one, other):
+        ops = [op for op in g.ops if op.kernels]
+        met.append([(op.name, op.group) for op in ops if op.group or op.sync])
+        counts.append(Counter((op.name, op.phase) for op in ops))
+        sizes.append(Counter[Any]())
+        for op in ops:
+            sizes[-1][op.name, op.phase] += sum(t.elements for t in g.inputs_of(op))
+    pairs = [sum(abs(a[k] - b[k]) for k in {**a, **b}) <= UNEVEN * a.total() for a, b in ((*counts,), (*sizes,))]
+    return met[0] == met[1] and all(pairs)
 
 
 def lines(found: GraphDiff, most: int = 40) -> list[str]:

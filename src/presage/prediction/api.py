@@ -152,7 +152,12 @@ def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Gra
         parts = ranks[:third], ranks[third : 2 * third], ranks[2 * third :]
         three = zip((graph, middle, last), parts, strict=True)
         return [with_fields(g, ranks=tuple(some), notes=(*g.notes, note)) for g, some in three]
-    return [with_fields(graph, ranks=(ranks[0],)), *(with_fields(capture(r), ranks=(r,)) for r in ranks[1:])]
+    kinds, known_ones = [(graph, [ranks[0]])], {ranks[len(ranks) // 2]: middle, ranks[-1]: last}
+    for rank in ranks[1:]:
+        own = known_ones.get(rank) or capture(rank)
+        like = next((some for known, some in kinds if alike(known, own)), None)
+        like.append(rank) if like else kinds.append((own, [rank]))
+    return [with_fields(g, ranks=tuple(some)) for g, some in kinds]
 
 
 def default_platform(gpu: str | None = None) -> Platform:
