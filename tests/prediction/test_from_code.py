@@ -197,6 +197,84 @@ def test_tensor_parallelism_multiplies_heads_and_widths():
     assert "head is not split" in job.unsaid[0]
 
 
+def test_stages_of_a_pipeline_are_put_together():
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    def build(_):
+        dist.init_process_group("nccl")
+        rank, model = dist.get_rank(), Llama()
+        kept = nn.ModuleDict({str(k): model.blocks[k] for k in ((0,), (1, 2))[rank]})
+        model.blocks = kept
+
+        def forward(x):
+            x = model.embed(x) if rank == 0 else x
+            for block in kept.values():
+                x = block(x, model.cos, model.sin)
+            return model.head(model.norm(x)) if rank else x
+
+        model.forward = forward
+        model.cuda().bfloat16()
+        stage = PipelineStage(model, rank, 2, torch.device("cuda"))
+        loss = lambda y, t: F.cross_entropy(y.flatten(0, 1).float(), t.flatten())  # noqa: E731
+        schedule, opt = ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss), torch.optim.SGD(kept.parameters(), 0.1)
+        ids = torch.randint(VOCAB, (4 * BATCH, SEQUENCE), device="cuda")
+
+        def step():
+            schedule.step(*([] if rank else [ids]), **({"target": ids} if rank else {}))
+            opt.step()
+
+        return step
+
+    from presage.prediction.api import rank_graphs
+
+    graphs = rank_graphs(lambda r: capture(build, {}, source="train.py", variant=Variant(ranks=2, rank=r)), 2)
+    job = describe(graphs, 2, platform("dgx-h100"), "train")
+    assert job.table["model"] == LLAMA
+    assert job.table["parallel"] == {"gpus": 2, "pp": 2, "schedule": "gpipe", "layers_as": [1, 2]}
+    assert job.table["training"]["micro_batch"] == BATCH and job.table["training"]["global_batch"] == 4 * BATCH
+    assert job.table["training"]["optimizer"] == "sgd"
+
+
+def test_experts_are_read_from_grouped_products():
+    class Experts(nn.Module):
+        def __init__(self, dim=64, count=4, ffn=128):
+            super().__init__()
+            self.router = nn.Linear(dim, count, bias=False)
+            self.into, self.out = (nn.Parameter(torch.zeros(count, *s)) for s in ((dim, 2 * ffn), (ffn, dim)))
+
+        def forward(self, x):
+            rows = x.flatten(0, 1)
+            chosen = self.router(rows).topk(2).indices.flatten()
+            order = chosen.argsort() // 2
+            ends = torch.arange(1, 5, device=x.device, dtype=torch.int32) * (len(chosen) // 4)
+            gate, up = torch._grouped_mm(rows[order], self.into, offs=ends).chunk(2, -1)
+            out = torch._grouped_mm(F.silu(gate) * up, self.out, offs=ends)
+            return torch.zeros_like(rows).index_add_(0, order, out).view_as(x)
+
+    class Block(LlamaBlock):
+        def __init__(self):
+            super().__init__(64, 8, 2, 192)
+            del self.gate, self.up, self.down
+            self.experts = Experts()
+
+        def forward(self, x, cos, sin):
+            h = self.norm1(x)
+            q, k, v = (f(h).unflatten(-1, (-1, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            y = F.scaled_dot_product_attention(q * cos, k * sin, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(y.transpose(1, 2).flatten(2))
+            return x + self.experts(self.norm2(x))
+
+    def build(_):
+        model = Llama()
+        model.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        return training(model.cuda().bfloat16(), autocast=False)
+
+    job, _ = described(build)
+    assert job.table["model"]["experts"] == {"experts": 4, "top_k": 2, "ffn": 128}
+    assert job.table["model"]["positions"] == "rope" and job.table["training"]["optimizer"] == "adam-16bit"
+    assert not job.unsaid
+
+
 def test_optimizer_precision_and_scores_in_memory_are_read_from_the_ops():
     class Plain(GptBlock):
         def forward(self, x):
@@ -240,7 +318,9 @@ def test_several_ranks_are_compared_with_what_the_code_exposes():
     job, graphs = described(build, 8)
     code = predict_ranks(graphs, 8, platform="dgx-h100", draws=1)
     both = compare_with_code(code, job, job.parse("train"))
-    assert both.to_json()["parts"]["communication"]["code_ms"] == pytest.approx(1e3 * code.many.exposed)
+    parts = both.to_json()["parts"]
+    assert parts["communication"]["code_ms"] >= 1e3 * code.many.exposed > 0
+    assert sum(p["code_ms"] for p in parts.values()) == pytest.approx(1e3 * code.step.p50, rel=0.01)
 
 
 def test_the_written_file_reads_back_as_the_same_job_and_says_what_is_assumed():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from presage.prediction.from_code.agreement import CodeJobResult
 
 OWN = {
-    "communication": "communication (exposed)",
+    "communication": "communication",
     "bubble": "waits, pipeline bubble",
     "host": "host and the rest",
     "training": "losses of training runs",

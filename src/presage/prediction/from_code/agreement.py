@@ -7,12 +7,15 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from presage.configs.job_file import ParsedJob
+from presage.costs.kernel_model import OpTime
+from presage.graph.graph import Graph
 from presage.prediction.from_code.code_work import PARTS, Work, code_work, job_work, part_of
 from presage.prediction.from_code.describe import CodeJob
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.efficiency import LAWS, shipped_efficiency
 from presage.prediction.jobs.job_prediction import TRANSFERS, JobResult, predict_job
 from presage.prediction.jobs.job_step import JobStep, StepInputs, step_at_clock
+from presage.prediction.rank_set import RankBasis
 from presage.prediction.step import StepResult
 from presage.text import size
 
@@ -57,18 +60,12 @@ class CodeJobResult:
         """Parts that add up to both steps."""
         laws, job = self._laws.parts, self.job
         moved = sum(v for k, v in laws.items() if k in TRANSFERS)
-        many = self.code.many
-        exposed, waits = (many.exposed, many.wait) if many else (0.0, 0.0)
         kernels = self._code_seconds()
+        exposed, waits = self._code_communication(sum(kernels.values()))
         rest = self.code.step.p50 - sum(kernels.values()) - exposed - waits
         pairs = [
-            *(
-                PartPair(name, seconds, laws[name], self._why(name, seconds, laws[name]))
-                for name, seconds in kernels.items()
-            ),
-            PartPair(
-                "communication", exposed, moved, "what runs beside kernels is simulated in one, a law in the other"
-            ),
+            *(PartPair(n, took, laws[n], self._why(n, took, laws[n])) for n, took in kernels.items()),
+            PartPair("communication", exposed, moved, _SENT),
             PartPair("bubble", waits, laws["bubble"], "waits of the busiest stage"),
             PartPair("host", rest, laws["host"], _FSDP if job.job.parallel.fsdp else _HOST),
             PartPair("training", 0.0, job.seconds - self._laws.seconds, _training()),
@@ -78,9 +75,32 @@ class CodeJobResult:
         kept = [p for p in pairs if max(abs(p.code), abs(p.job)) > most / 5]
         return tuple(p._replace(why=p.why if abs(p.job - p.code) > most else "") for p in kept)
 
+    def _code_communication(self, kernels: float) -> tuple[float, float]:
+        """Seconds of exposed communication, with what kernels lose to transfers beside them; and of waits."""
+        if self.code.many is None:
+            return 0.0, 0.0
+        kind = self.code.many.kinds[self._busiest]
+        return kind.exposed + max(0.0, kind.compute - kernels), kind.wait
+
+    @cached_property
+    def _busiest(self) -> int:
+        """Which of the code's different ranks computes most."""
+        kinds = self.code.many.kinds if self.code.many else ()
+        return max(range(len(kinds)), key=lambda k: kinds[k].compute, default=0)
+
+    @cached_property
+    def _step(self) -> tuple[Graph, tuple[OpTime, ...]]:
+        """The captured step of that rank, with its kernel times."""
+        basis = self.code.basis
+        if not isinstance(basis, RankBasis):
+            return self.code.graph, basis.times
+        step = basis.team.kinds[self._busiest].step
+        return basis.team.steps[step].graph, basis.team.times[step]
+
     def _code_seconds(self) -> dict[str, float]:
         out = dict.fromkeys(PARTS, 0.0)
-        for op, t in zip(self.code.graph.ops, self.code.basis.times, strict=True):
+        graph, times = self._step
+        for op, t in zip(graph.ops, times, strict=True):
             if name := part_of(op):
                 out[name] += t.seconds
         return out
@@ -102,7 +122,7 @@ class CodeJobResult:
 
     @cached_property
     def _works(self) -> tuple[dict[str, Work], dict[str, Work]]:
-        return code_work(self.code.graph), job_work(self.job.job)
+        return code_work(self._step[0]), job_work(self.job.job)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values with the units in their keys."""
@@ -125,6 +145,7 @@ class CodeJobResult:
 
 _HOST = "a job's host launches each pass by itself; the code's runs ahead of the GPU"
 
+_SENT = "a job's transfers follow a law; the code's are simulated in their order, beside kernels that they slow down"
 _FSDP = "a job has the host time of FSDP's hooks as measured; a capture has that of the ops in them alone"
 
 

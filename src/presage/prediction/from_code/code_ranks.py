@@ -155,9 +155,8 @@ def add_stages(
     out.virtual = runs[0]
     if out.virtual == 1 and len(set(seen.values())) > 1:
         out.layers_as = tuple(seen.values())
-    passes = [(i, op.phase) for i, op in enumerate(first.ops) if op.phase in ("forward", "backward") and op.kernels]
-    begin = next((i for i, phase in passes if phase == "backward"), 0)
-    gpipe = begin > max(i for i, phase in passes if phase == "forward")
+    begun = next((i for i, op in enumerate(first.ops) if op.phase == "backward" and op.kernels), 0)
+    gpipe = begun > max(x.attention.place for x in stages[0])
     out.schedule = "gpipe" if gpipe and out.virtual == 1 else "interleaved" if out.virtual > 1 else "1f1b"
     return sum(seen.values())
 

@@ -84,15 +84,22 @@ def _traffic(job: Job, more: float) -> dict[str, float]:
 
 
 def _host(job: Job, code: StepResult) -> dict[str, float]:
-    """Host time of a layer; not under FSDP, whose hooks the law of jobs has as measured, and a capture has not."""
-    if job.parallel.fsdp or job.parallel.pp > 1 or job.recompute.mode != "none":
+    """Host time of a layer, without FSDP's own ops: the law of jobs has its hooks as measured, and adds them."""
+    if job.parallel.pp > 1 or job.recompute.mode != "none":
         return {}
     took, usual = dict.fromkeys(("forward", "backward", "other", "optimizer"), 0.0), layer_host_of(job)
     for op, seconds in zip(code.graph.ops, code.basis.program.host_seconds.tolist(), strict=True):
-        took[op.phase] += seconds
+        took[op.phase] += 0.0 if job.parallel.fsdp and _of_fsdp(op) else seconds
     ends = job.microbatches * usual.ends_forward, job.microbatches * usual.ends_backward
     each = [(took["forward"] - ends[0]) / _layers(job), (took["backward"] - ends[1]) / _layers(job)]
     return {"forward_us": each[0] / US, "backward_us": each[1] / US} if min(each) > 0 else {}
+
+
+def _of_fsdp(op: Op) -> bool:
+    """Whether it gathers, copies or reduces shards of parameters."""
+    within = " ".join(op.within)
+    shards = "fsdp::" in within or "RegisterPostBackward" in within or op.name == "aten::_foreach_copy_"
+    return shards or op.name in ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
 
 
 def _layers(job: Job) -> float:

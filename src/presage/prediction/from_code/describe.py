@@ -142,8 +142,9 @@ class _Description:
         if head is None:
             graph = self.found[0].graph
             raise not_described(graph, f"no product with a vocabulary follows its {self.layers} layers")
-        holder = next(f for f, stage in zip(self.found, self.stages, strict=True) if any(x.after for x in stage))
-        tables = [t for f in self.found for t in embedding_tables(f, hidden)]
+        both = list(zip(self.found, self.stages, strict=True))
+        holder = next(f for f, stage in both if any(x.after for x in stage))
+        tables = [t for f, stage in both for t in embedding_tables(f, stage[0])]
         vocab = head.outputs * (s.tp if s.head_split else 1)
         token = _token_table(tables, vocab)
         if s.tp > 1 and not s.head_split:

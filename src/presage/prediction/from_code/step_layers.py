@@ -201,11 +201,11 @@ class EmbeddingTable(NamedTuple):
     storages: frozenset[int]
 
 
-def embedding_tables(found: StepProducts, hidden: int) -> list[EmbeddingTable]:
-    """Tables of rows as wide as the model, most rows first."""
+def embedding_tables(found: StepProducts, first: Layer) -> list[EmbeddingTable]:
+    """Tables of rows as wide as the model that are looked up ahead of the first layer, most rows first."""
     tables: dict[int, EmbeddingTable] = {}
-    graph = found.graph
-    for i, op in enumerate(graph.ops):
+    graph, hidden = found.graph, first.hidden
+    for i, op in enumerate(graph.ops[: first.attention.place]):
         if op.phase != "forward" or not op.kernels or not (looks := _looks_up(op)):
             continue
         inputs = [t for t in graph.inputs_of(op) if t.id not in (*op.outputs, *op.writes)]
