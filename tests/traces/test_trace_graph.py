@@ -17,6 +17,7 @@ from presage.prediction.api import own_times, predict, step_graph
 from presage.prediction.machine import kernel_times, machine
 from presage.traces.saved_trace import save_traces
 from presage.traces.trace_graph import trace_graphs
+from presage.whatif import what_if
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,6 +193,36 @@ def test_one_rank_of_several_stands_for_all_with_a_note(tmp_path: Path) -> None:
     result = predict(file, draws=1)
     assert result.many is not None and result.many.ranks == 4
     assert any("the other 3 are taken to do the same" in note for note in result.notes)
+
+
+# ---- another batch
+
+
+def test_a_trace_with_another_batch_is_the_step_of_that_batch() -> None:
+    traced = step_graph(ROOT / "examples" / "traces" / "dlrm_et.json.gz", {"batch": 4096})
+    code = step_graph(f"{ROOT / 'examples' / 'dlrm.py'}:build", {"batch": 4096})
+    assert seconds(check(traced)) == pytest.approx(seconds(code), rel=0.01)
+    assert memory_profile(traced).peak_allocated == pytest.approx(memory_profile(code).peak_allocated, rel=0.01)
+    assert any("batch 2048 was made 4096" in note for note in traced.notes)
+
+
+def test_a_batch_that_a_parameter_has_too_is_refused(tmp_path: Path) -> None:
+    update = Node(
+        "aten::sgd_", [tensor(2, 16, 32)], [tensor(2, 16, 32)], schema="aten::sgd_(Tensor(a!) self) -> Tensor(a!)"
+    )
+    optimizer = Node("Optimizer.step#SGD.step", calls=[update], scope=7)
+    file = write(
+        tmp_path / "a.json", [Node("aten::relu", [tensor(1, 16, 32)], [tensor(3, 16, 32)]), linear(), optimizer]
+    )
+    with pytest.raises(PresageError, match=r"a parameter of a\.json has the dimension 16, a multiple of the batch 16"):
+        step_graph(file, {"batch": 32})
+
+
+def test_edits_of_the_code_are_refused_and_edits_of_the_graph_are_not() -> None:
+    trace = ROOT / "examples" / "traces" / "dlrm_et.json.gz"
+    assert what_if(trace, "cuda_graph", draws=20).speedup.p50 > 1
+    with pytest.raises(PresageError, match="autocast captures the step again: a trace has no code"):
+        what_if(trace, "autocast", draws=20)
 
 
 # ---- what cannot be predicted is refused in a sentence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +25,7 @@ from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.diff import alike
 from presage.graph.graph import Graph
+from presage.graph.rescale import with_batch
 from presage.hardware import Platform, platforms
 from presage.hardware import gpu as _gpu
 from presage.hardware import platform as _platform
@@ -268,9 +269,7 @@ def step_graph(
                 raise PresageError(f"{name} is a saved graph, which takes no arguments")
             return save.read(name)
         if is_trace(name):
-            if values:
-                raise PresageError(f"{name} is a trace, which takes no arguments")
-            return trace_graphs(name, assume)[0]
+            return _traced(name, values, variant, assume)
         function: Build = _capture_room().load(name, variant)
     else:
         if is_module(step):
@@ -282,6 +281,16 @@ def step_graph(
     graph: Graph = _capture_room().capture(function, values, source=name, variant=variant, assume=assume)
     shapes = getattr(function, "shapes", {})  # of a model's batch
     return with_fields(graph, arguments={**shapes, **graph.arguments}, notes=(*graph.notes, *_assumed(function)))
+
+
+def _traced(path: str, values: Mapping[str, Any], variant: Variant, assume: Mapping[str, str] | None) -> Graph:
+    """The step of a trace, with another batch where that is asked for; what needs the code is refused."""
+    changed = [f.name for f in fields(variant) if f.name not in ("gpu", "ranks", "rank", "per_node")]
+    needs = [name for name in changed if getattr(variant, name) != getattr(AS_WRITTEN, name)]
+    if needs or (other := [name for name in values if name != "batch"]):
+        raise PresageError(f"{path}: {(needs or other)[0]} needs the code, and a trace has none: give TRAIN.py")
+    graph = trace_graphs(path, assume)[0]
+    return graph if "batch" not in values else with_batch(graph, int(values["batch"]))
 
 
 def register_op(

@@ -16,8 +16,10 @@ from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.graph import Graph, Op
+from presage.graph.rescale import batch_of
 from presage.prediction.api import StepSource, step_graph
 from presage.scripts import MODULE, TrainingScript, is_script
+from presage.traces.trace_graph import is_trace
 from presage.usercode import parse_arguments
 
 SHOWN = 3  # kinds of ops in a sentence
@@ -32,6 +34,7 @@ NAMES = {
         "max_length", "max_seq_length",
     ),
 }  # fmt: skip
+TRACE = "a trace has no code: give TRAIN.py or FILE.py:FUNCTION"
 ALONE = "a graph alone cannot be captured again: give FILE.py:FUNCTION"
 
 
@@ -67,7 +70,7 @@ class Source:
 
     def graph(self, variant: Variant = AS_WRITTEN) -> Graph:
         """The step captured with a variant."""
-        if self.missing:
+        if self.missing and self.missing != TRACE:
             raise PresageError(self.missing)
         if self.given is not None and not self.kept:
             self._check(self.given)
@@ -87,12 +90,14 @@ class Source:
 
     def with_argument(self, word: str, value: Any) -> tuple[Source, float]:
         """The step with another argument, and how many times as much work a step then is: nan if that is not known."""
-        if self.missing:
+        if self.missing and (self.missing != TRACE or word != "batch"):
             raise PresageError(f"{word}={value}: {self.missing}")
         if is_script(self.step):
             names = NAMES.get(word, (word.removeprefix(ARGUMENT),))
             script, text = TrainingScript.of(str(self.step), self.arguments).with_option(names, value)
             before, changed = parse_arguments([f"before={text}"])["before"], {"argv": list(script.argv)}
+        elif self.missing == TRACE:
+            before, changed = batch_of(self.graph()), {word: value}
         else:
             name, default = self._argument(word)
             before, changed = self.arguments.get(name, default), {name: value}
@@ -124,7 +129,8 @@ def source_of(
     """The graph of a step, captured with a variant where it is code, and its source."""
     if isinstance(step, Graph):
         return step, Source.of_graph(step, capture)
-    source = Source(step if callable(step) else str(step), arguments or {}, capture)
+    traced = not callable(step) and is_trace(step)
+    source = Source(step if callable(step) else str(step), arguments or {}, capture, TRACE if traced else "")
     graph = source.graph(variant)
     if callable(step):
         return graph, source
