@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -307,3 +308,22 @@ def test_all_of_the_step_hangs_on_an_unknown_number_that_decides_the_model() -> 
 
     (found,) = presage.predict(build).assumptions
     assert found.decides and found.share == pytest.approx(1.0)
+
+
+def test_a_file_read_into_a_large_host_tensor_is_what_the_code_finds_in_it(tmp_path: Path) -> None:
+    path, size = tmp_path / "tokens.bin", 200_000
+    (np.arange(size) % 1000).astype(np.uint16).tofile(path)
+    found: dict[str, Any] = {}
+
+    def build(device: str) -> Callable[[], Any]:
+        tokens = torch.empty(size, dtype=torch.uint16, pin_memory=True)
+        with path.open("rb", buffering=0) as f:
+            f.readinto(tokens.numpy())
+        ends = torch.nonzero(tokens[:100_000] == 999).squeeze(-1)
+        found.update(first=ends[0].item(), ends=len(ends), where=ends.device.type)
+        found["on GPU"] = int((tokens[5:70_005].to(device, dtype=torch.int32) == 999).sum())
+        layer = nn.Linear(8, 8).to(device)
+        return lambda: layer(torch.ones(4, 8, device=device)).sum().backward()
+
+    capture(build)
+    assert found == {"first": 999, "ends": 100, "where": "cpu", "on GPU": 70}

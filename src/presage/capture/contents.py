@@ -266,6 +266,8 @@ class Worker:
         return view.of(self._whole(view.content))
 
     def _whole(self, content: Content) -> torch.Tensor:
+        if content.data is not None:
+            return content.data
         if id(content) not in self._made:
             self._spend(content.elements * content.dtype.itemsize)
             self._made[id(content)] = self._computed(content)
@@ -280,8 +282,6 @@ class Worker:
             raise TooMuch
 
     def _computed(self, c: Content) -> torch.Tensor:
-        if c.data is not None:
-            return c.data
         if c.op is None and c.assumed:
             return drawn(c.elements, c.dtype, c.seed or 0)
         if c.op is None:

@@ -88,7 +88,8 @@ def _flex(
             seen, masked = _share_seen(recorder, block_mask, q.shape[-2], k.shape[-2])
         keys = max(1, round(k.shape[-2] * seen))
         compiled.calls.notes[
-            f"flex_attention is modelled as flash attention over the {seen:.0%} of keys that its mask leaves a query"
+            f"flex_attention is modelled as flash attention over the {100 * seen:.2g}% of keys that its mask leaves a "
+            "query in this step (windows that grow in training are longer later)"
         ] = None
         if _has_parameters(score_mod):
             compiled.calls.notes["the gradients of what flex_attention's score_mod captures are not modelled"] = None

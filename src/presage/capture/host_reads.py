@@ -12,7 +12,7 @@ from presage.capture.assumptions import Assumptions
 from presage.capture.backend import CUDA
 from presage.capture.call_sites import CallSites
 from presage.capture.calls import RecordedCall
-from presage.capture.contents import is_pinned, leaves, mapped, pin, unprofiled
+from presage.capture.contents import is_pinned, leaves, mapped, pin, tensors_in, unprofiled
 from presage.capture.op_schema import REAL_ELEMENTS, is_real, on_gpu, signature_of
 from presage.capture.tensor_values import TensorValues
 from presage.capture.value_ops import SHAPE_GIVERS
@@ -60,7 +60,7 @@ class HostReads:
             what = f"the size of {func._schema.name}" if shapes else f"what {func._schema.name} says"
             answer = self.assume(what, ", ".join(map(str, shapes)) if shapes else out)
             out = out if shapes else answer
-        return self._as_fake(out)
+        return self._as_fake(out) if any(on_gpu(x) for x in tensors_in(args, kwargs)) else out
 
     def _as_fake(self, out: Any) -> Any:
         """Real host tensors as tensors of the same sizes on the fake GPU."""
@@ -97,7 +97,10 @@ class HostReads:
         with torch.utils._python_dispatch._disable_current_modes():  # it comes past the recorder, not through it
             numbers = self.values.numbers(tensor)
             data = torch.zeros(tensor.shape, dtype=tensor.dtype) if numbers is None else numbers.data.clone()
-        if numbers is None or numbers.assumed:
+            known = self.values.is_new(tensor) if numbers is None else not numbers.assumed
+            if known and not on_gpu(tensor):
+                self.values.share(tensor, data)
+        if not known:
             kind = "0" if numbers is None else "drawn at random"
             self.assume("a tensor copied to the host", f"{tensor.dtype} {list(tensor.shape)} {kind}")
         return data.numpy()

@@ -120,6 +120,16 @@ class TensorValues:
             flat.as_strided(t.shape, t.stride(), int(t.storage_offset())).copy_(numbers)
             self._hold(t, Content(t.dtype, flat.numel(), data=flat))
 
+    def is_new(self, t: torch.Tensor) -> bool:
+        """Whether nothing was written to a tensor yet."""
+        view = self._view(t)
+        return view is not None and (view.content.op, view.content.data, view.content.assumed) == (None, None, False)
+
+    def share(self, t: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Say that a host tensor that fills its storage holds whatever is written to these."""
+        if is_strided(t) and t.is_contiguous() and numbers.numel() == _elements(t):
+            self._hold(t, Content(t.dtype, numbers.numel(), data=numbers.view(-1)))
+
     def _run_small(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[torch.Tensor]) -> bool:
         """Run an op of any kind on small tensors whose numbers are known, on the host."""
         given = tensors_in(args, kwargs)
@@ -235,10 +245,12 @@ class TensorValues:
         inputs = tensors_in(args, kwargs)
         given = {x.untyped_storage()._cdata for x in inputs if is_strided(x)}
         made = [(i, o) for i, o in enumerate(leaves(out)) if isinstance(o, FakeTensor) and is_strided(o)]
-        fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given and o.numel() <= MOST_ELEMENTS]
+        empty = short_name(func) in EMPTY  # of any size: a file may be read into it
+        fresh = [(i, o) for i, o in made if o.untyped_storage()._cdata not in given]
+        fresh = [(i, o) for i, o in fresh if empty or o.numel() <= MOST_ELEMENTS]
         if not fresh:
             return
-        if short_name(func) in EMPTY:
+        if empty:
             for _, o in fresh:
                 self._hold(o, _zeros(o))
         elif (known := self._known(func, args, kwargs, fresh[0][1])) is None or self._is_finite(func, known):
