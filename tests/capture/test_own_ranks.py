@@ -64,6 +64,15 @@ def test_ddp_reduces_its_buckets():
     assert graph.ranks == tuple(range(8)) and graph.groups == {"world": tuple(range(8))}
 
 
+def test_ddp_that_looks_for_unused_parameters_also_tells_which_were_used():
+    def build(_):
+        dist.init_process_group("nccl")
+        return training(nn.parallel.DistributedDataParallel(layers(), find_unused_parameters=True))
+
+    found = collectives(capture(build, variant=Variant(ranks=8)))
+    assert sorted(nbytes for _, _, nbytes in found) == [4 * 8, 4 * 4 * NUMBERS]  # a number for each of 8 parameters
+
+
 def test_fsdp_gathers_each_layer_twice_and_scatters_its_gradients():
     found = collectives(capture(fsdp2, variant=Variant(ranks=4)))
     kinds = [kind for kind, _, _ in found]

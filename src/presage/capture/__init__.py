@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -31,4 +32,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'presage.capture' has no attribute {name!r}")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's C++ code warns that it does not time this device
     return getattr(import_module(_HOMES[name]), name)

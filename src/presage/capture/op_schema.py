@@ -74,8 +74,6 @@ def is_real(x: Any) -> bool:
 
 
 def led_to_cuda(kwargs: dict[str, Any]) -> dict[str, Any]:
-    if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}
     device = kwargs.get("device")
     if device is not None and device.type == NAME:
         return {**kwargs, "device": CUDA}

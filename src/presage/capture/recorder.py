@@ -47,8 +47,7 @@ from presage.graph.graph import Arg, OpCost, Ref
 
 aten = torch.ops.aten
 SETTLING = 100  # times 50 ms that other threads are waited for
-_device_of = torch.ops.prim.device.default
-_scalar = aten._local_scalar_dense.default
+_device_of, _scalar, _is_pinned = torch.ops.prim.device.default, aten._local_scalar_dense.default, aten.is_pinned.default
 _copies = (aten._to_copy.default, aten.copy_.default)
 
 
@@ -93,9 +92,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def listening(self) -> Iterator[None]:
         """The stretch of the run that becomes the graph, in the place of one before."""
         self.recording = self.reads.recording = True
-        self.calls.clear()
-        self.notes.clear()
-        self.unpriced.clear()
+        for kept in (self.calls, self.notes, self.unpriced):
+            kept.clear()  # type: ignore[attr-defined]
         self.shadows.forget()
         self.communicators.restart()
         self.assumptions.begin()
@@ -142,8 +140,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace in NAMESPACES:
             return self.communicators.run(func, args, kwargs)
-        if kwargs:
-            kwargs = led_to_cuda(kwargs)
+        if func is _is_pinned:
+            return is_pinned(args[0])
+        if kwargs.get("pin_memory"):
+            return pin(self._dispatch(func, args, {**kwargs, "pin_memory": False}))
+        kwargs = led_to_cuda(kwargs) if kwargs else kwargs
         given = leaves([args, *kwargs.values()]) if kwargs else leaves(args)
         reaches_gpu = any(map(on_gpu, given))
         if not reaches_gpu and not any(isinstance(x, FakeTensor) for x in given) and not is_large_factory(func, args):
@@ -201,8 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = args, kwargs
         if not all(isinstance(x, FakeTensor) for x in tensors):
             args, kwargs = mapped(self._faked, args), {k: mapped(self._faked, v) for k, v in kwargs.items()}
-        if "generator" in kwargs:
-            kwargs = {**kwargs, "generator": None}
+        kwargs = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
         if not self.recording:
             out = self._followed(self._outcome(func, args, kwargs, given, None))
             if self.tape is not None:

@@ -201,5 +201,5 @@ def _too_short(script: TrainingScript, watch: StepWatch) -> str:
         return f"{script.name} ended after {watch.steps} steps: there is no step {script.step_at} (--step-at)"
     return (
         f"{script.name} ended after {watch.stepped} optimizer step{'s' * (watch.stepped > 1)}: a step is what lies "
-        "between two of the same optimizer; let it run for 3 or more"
+        f"between two of the same optimizer; let it run for {'more' if watch.stepped > 2 else '3 or more'}"
     )

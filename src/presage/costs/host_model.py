@@ -25,6 +25,7 @@ from presage.costs.host_units import Term, extra_launches, host_terms, host_unit
 from presage.errors import InputError, PresageError
 from presage.files.reading import DATA, read_toml
 from presage.graph.graph import Graph
+from presage.graph.work import WAIT
 
 Floats = NDArray[np.float64]
 US = 1e-6
@@ -145,7 +146,7 @@ class HostModel:
 
     def _unknown(self, graph: Graph) -> tuple[str, ...]:
         known = {key.partition(": ")[2] for key in self.us if key.startswith("leaf")}
-        fused = ("triton::", "fused::")  # their host time goes by what they are, not by name
+        fused = ("triton::", "fused::", WAIT)  # their host time goes by what they are, not by name
         return tuple(
             sorted({op.name for op in graph.ops if hook_us(op) is None and not op.name.startswith(fused)} - known)
         )
