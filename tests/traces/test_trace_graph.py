@@ -241,6 +241,17 @@ def test_a_trace_of_the_host_alone_is_refused(tmp_path: Path) -> None:
         trace_graphs(write(tmp_path / "a.json", [on_cpu]))
 
 
+def test_absurd_sizes_and_endless_nesting_are_refused_at_once(tmp_path: Path) -> None:
+    huge = Node("aten::relu", [tensor(1, 1 << 40, 1 << 12)], [tensor(2, 1 << 40, 1 << 12)])
+    with pytest.raises(InputError, match="makes no step: is larger than 1 PiB"):
+        trace_graphs(write(tmp_path / "a.json", [huge]))
+    deep = Node("aten::relu", [tensor(1, 4)], [tensor(2, 4)])
+    for _ in range(250):
+        deep = Node("aten::relu", [tensor(1, 4)], [tensor(2, 4)], [deep])
+    with pytest.raises(InputError, match="calls are nested more than 200 deep"):
+        trace_graphs(write(tmp_path / "b.json", [deep]))
+
+
 def test_several_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a_0.json", [linear()])
     write(tmp_path / "b_0.json", [linear()])

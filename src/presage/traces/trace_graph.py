@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from presage.errors import InputError, PresageError
 from presage.graph.diff import alike
-from presage.graph.graph import Graph
+from presage.graph.graph import Graph, faults
 from presage.traces.trace_set import is_graph, read_graph
 from presage.traces.traced_groups import world_size
 from presage.traces.traced_step import TracedStep
@@ -72,7 +72,11 @@ def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> l
     if 1 < len(steps) < world:
         raise InputError(path, f"holds {len(steps)} ranks of {world}: give all of them, or the file of one alone")
     ranks = _rank_numbers([s.trace.rank for s in steps], files)
-    return _folded([s.graph(rank, world, len(steps) == 1) for s, rank in zip(steps, ranks, strict=True)])
+    graphs = [s.graph(rank, world, len(steps) == 1) for s, rank in zip(steps, ranks, strict=True)]
+    for file, graph in zip(files, graphs, strict=True):
+        for where, problem in faults(graph):
+            raise InputError(file, f"makes no step: {problem}", where)
+    return _folded(graphs)
 
 
 def _flags(assume: Mapping[str, str]) -> dict[str, bool | str]:

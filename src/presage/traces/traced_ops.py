@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from presage.errors import InputError
 from presage.graph.graph import Phase, Thread, aten
 from presage.traces.execution_graph import ExecutionGraph, ExecutionNode, TensorRef, tensors
 from presage.traces.execution_trace import BACKWARD
 from presage.traces.traced_groups import COMMS, awaited, collective_name
 from presage.traces.traced_memory import TracedMemory
 
+DEEPEST = 200  # calls inside calls
 TRITON = "triton_"
 UNNAMED = "_input"  # arguments in schemas that presage writes for ops without one
 FRAMES = ("autograd::", "torch::autograd::", "[pytorch|", "## ")
@@ -157,7 +159,7 @@ class _Nest:
         self.made[i] = {} if self.kernels[i] else {life: t for life, t in self.made[i].items() if life not in done}
         if self.made[i] and not self.talks[i] and hides_kernels(node, self.compiled[i]):
             self.op[i] = self.kernels[i] = True
-        if parent >= 0:
+        if parent >= 0 and self.nodes[parent].kind not in ("thread", "process"):
             self._tell(i, parent)
 
     def _tell(self, i: int, parent: int) -> None:
@@ -206,6 +208,8 @@ def traced_ops(graph: ExecutionGraph, memory: TracedMemory) -> Iterator[TracedOp
         within, phase, sequence, hidden = around[nest.parent[i]] if nest.parent[i] >= 0 else ((), "forward", -1, False)
         phase, sequence = _phase(node, phase), sequence if node.sequence is None else node.sequence
         frame = node.kind == "op"
+        if len(within) > DEEPEST:
+            raise InputError(graph.path, f"calls are nested more than {DEEPEST} deep", f"node {node.id}")
         alone = nest.kernels[i] and not (nest.below[i] or nest.fills[i])
         around.append(((*within, node.name) if frame else within, phase, sequence, hidden or alone))
         if hidden or not nest.op[i] or (nest.calls[i] and not nest.kernels[i]) or node.attrs.get("hidden"):
