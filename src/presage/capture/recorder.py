@@ -47,7 +47,7 @@ from presage.graph.graph import Arg, OpCost, Ref
 
 aten = torch.ops.aten
 SETTLING = 100  # times 50 ms that other threads are waited for
-_device_of, _scalar, _is_pinned = torch.ops.prim.device.default, aten._local_scalar_dense.default, aten.is_pinned.default
+_device_of, _scalar = torch.ops.prim.device.default, aten._local_scalar_dense.default
 _copies = (aten._to_copy.default, aten.copy_.default)
 
 
@@ -140,7 +140,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace in NAMESPACES:
             return self.communicators.run(func, args, kwargs)
-        if func is _is_pinned:
+        if func is aten.is_pinned.default:
             return is_pinned(args[0])
         if kwargs.get("pin_memory"):
             return pin(self._dispatch(func, args, {**kwargs, "pin_memory": False}))
