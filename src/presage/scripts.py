@@ -27,6 +27,7 @@ from presage.usercode import FunctionCalls
 MODULE = "-m "
 LIMIT = 300.0  # seconds
 ENOUGH = 16  # rounds of the same optimizers, after which one that has not stepped yet is no longer waited for
+RARELY = 6  # the same of one that has stepped before: an outer optimizer, say, that steps every 30 rounds
 _INSTALLED = (os.path.dirname(os.__file__), os.path.dirname(__file__))
 QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}  # loggers that would call home
 
@@ -244,7 +245,8 @@ class OptimizerCycle:
             if order[-1 - p] != order[-1] or order[-2 * p : -p] != order[-p:]:
                 continue
             whole = all_ <= set(order[-p:]) and (n % p == 0 or n > 4 * p)
-            if whole or order[-p * ENOUGH :] == order[-p:] * ENOUGH:
+            rounds = RARELY if all_ <= set(order) else ENOUGH
+            if whole or order[-p * rounds :] == order[-p:] * rounds:
                 return p
         return 0
 
@@ -309,6 +311,13 @@ class StepWatch:
     def steps(self) -> int:
         """Whole steps so far."""
         return self.stepped if self.script.step else self.cycle.number
+
+    def notes(self) -> Iterator[str]:
+        """What a step leaves out."""
+        order, round_ = set(self.cycle.order), set(self.cycle.order[-self.cycle.period :])
+        rare = sorted({type(o).__name__ for o, n in self._numbers.items() if n in order - round_})
+        if rare and not self.script.step:
+            yield f"{' and '.join(rare)} stepped less often than the other optimizers: no part of this step"
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs

@@ -262,6 +262,25 @@ def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
     assert boundaries("a" * 20, "ab")[0] == 16
 
 
+def test_an_optimizer_that_steps_rarely_is_left_out_and_named(tmp_path: Path) -> None:
+    assert boundaries("ams" + "am" * 20)[0] == 3 + 6 * 2
+    assert boundaries("g" + "dddddg" * 3)[0] == 12, "five critics are a round"
+    script = tmp_path / "outer.py"
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Linear(8, 8).cuda()\n"
+        "inner, outer = torch.optim.AdamW(layer.parameters()), torch.optim.SGD(layer.parameters())\n"
+        "for step in range(100):\n"
+        "    layer(torch.ones(4, 8, device='cuda')).sum().backward()\n"
+        "    inner.step()\n"
+        "    if step % 28 == 0:\n"
+        "        outer.step()\n"
+    )
+    graph = ps.step_graph(str(script))
+    assert "SGD stepped less often than the other optimizers: no part of this step" in graph.notes
+    assert names(graph, "forward")["aten::addmm"] == 1
+
+
 def test_options_of_a_script_are_found_in_all_their_forms() -> None:
     for given, changed in (
         ("--batch-size 12", "--batch-size 24"),

@@ -152,7 +152,8 @@ def _captured(
         return None, watch
     steady = len(steps.seen) < 2 or steps.seen[-1] in steps.seen[:-1]
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
-    return with_fields(graph, notes=(*steps.notes(), *graph.notes), loading=loading.summary(steps.batches)), watch
+    notes = (*steps.notes(), *watch.notes(), *graph.notes)
+    return with_fields(graph, notes=notes, loading=loading.summary(steps.batches)), watch
 
 
 def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, watch: StepWatch) -> None:
