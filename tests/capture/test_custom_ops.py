@@ -274,3 +274,25 @@ def test_xformers_attention_runs_pytorchs_kernels_and_refuses_other_biases_by_na
     assert any("attention" in op.name for op in graph.ops)
     with pytest.raises(PresageError, match=r"test_custom_ops.py:\d+: xformers' attention with BlockDiagonalMask"):
         capture(build, {"bias": type("BlockDiagonalMask", (), {})()})
+
+
+def test_a_fused_optimizer_that_is_built_as_it_is_loaded_is_captured_as_pytorchs_own():
+    def build(_):
+        from torch.utils.cpp_extension import load
+
+        adam = load(name="fused_adam", sources=["multi_tensor_adam.cu"]).multi_tensor_adam
+        lists = [[torch.zeros(1 << 20, device="cuda")] for _ in range(4)]
+        return lambda: adam(2048, None, lists, 1e-3, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+
+    assert [op.name for op in capture(build).ops if op.kernels] == ["aten::_fused_adamw_"]
+
+
+@pytest.mark.parametrize(("name", "sources"), [("mine", ["mine.cpp", "mine.cu"]), ("cpu_adam", ["cpu_adam.cpp"])])
+def test_code_that_is_built_as_it_is_loaded_is_refused_by_name(name, sources):
+    def build(_):
+        from torch.utils.cpp_extension import load
+
+        return load(name=name, sources=sources).run
+
+    with pytest.raises(PresageError, match=rf"test_custom_ops.py:\d+: {name}.* not captured: "):
+        capture(build)

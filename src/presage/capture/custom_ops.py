@@ -25,6 +25,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture.backend import users_line
+from presage.capture.built_extensions import replace_builders
 from presage.capture.compiled import calls, is_capturing
 from presage.capture.contents import current_recorder, leaves, unrecorded
 from presage.errors import PresageError
@@ -134,10 +135,9 @@ def extension_patches() -> list[tuple[Any, str, Any]]:
         if "::" in name or not module:
             continue
         try:
-            owner = import_module(module)
+            out.append((import_module(module), attribute, _extension(op)))
         except ImportError:
             continue
-        out.append((owner, attribute, _extension(op)))
     return out
 
 
@@ -229,6 +229,7 @@ def _replace_launchers(autotuner: Any) -> None:
 HOOKED: dict[str, Callable[[Any], None]] = {
     "triton.runtime.autotuner": _replace_launchers,  # which imports all that is replaced
     "xformers.ops.fmha": _replace_attention,
+    "torch.utils.cpp_extension": replace_builders,
 }
 
 
@@ -236,8 +237,7 @@ def _record_launch(recorder: Any, kernel: Any, args: Sequence[Any], kwargs: Mapp
     name = TRITON + kernel.fn.__name__
     given = dict(zip(kernel.arg_names, args, strict=False)) | {k: v for k, v in kwargs.items() if k in kernel.arg_names}
     tensors = {k: _tensor(v) for k, v in given.items() if isinstance(_tensor(v), FakeTensor)}
-    known = registered(name)
-    loaded, stored = _pointers(kernel)
+    known, (loaded, stored) = registered(name), _pointers(kernel)
     if not (loaded | stored) & tensors.keys():
         loaded = stored = set(tensors)
     written = [t for k, t in tensors.items() if k in stored]
