@@ -18,6 +18,7 @@ from msgspec.structs import replace as with_fields
 from presage.capture.assumptions import Assumptions
 from presage.capture.call_sites import Profile
 from presage.capture.fake_device import patched, torch_flags
+from presage.capture.periodic import Key, Periods, extra_calls, keys_of, splits_compiled
 from presage.capture.rank_objects import with_senders
 from presage.capture.recorder import Recorder
 from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu, recorded, users
@@ -29,6 +30,11 @@ from presage.graph.graph import Graph
 from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_backward
 
 STEPS = 8  # that are looked at for two alike
+DUE = (True, False, True)
+
+
+class _NotMean(BaseException):
+    """What is due once in several steps cannot be told from what is usual."""
 
 
 class _Stop(BaseException):
@@ -58,9 +64,18 @@ class _StepRecorder:
     """Records a script's steps, until one is like one before."""
 
     def __init__(
-        self, script: TrainingScript, recorder: _ScriptRecorder, hooks: VariantHooks, loading: Loading
+        self,
+        script: TrainingScript,
+        recorder: _ScriptRecorder,
+        hooks: VariantHooks,
+        loading: Loading,
+        periods: Periods,
     ) -> None:
         self.script, self.recorder, self.hooks, self.loading = script, recorder, hooks, loading
+        self.periods = periods
+        self.ahead: list[bool] = []  # of the steps to come, whether what is due once in several of them is made due
+        self.usual: list[Key] = []  # the calls of a step in which it is not
+        self.due: int | None = None  # calls that only a step has in which it is, where there were any to look for
         self.batches = slice(0)  # of the step that is taken
         self.seen: list[tuple[tuple[int, ...], int]] = []  # signature and number of ops of each step
         self.profile: Profile | None = None  # of the step that is taken
@@ -89,15 +104,44 @@ class _StepRecorder:
         self._recording = self._open.enter_context(recorded(self.recorder))
 
     def end(self, number: int, parts: int) -> None:
+        if self.ahead:
+            self._end_due(number)
+            return
         signature = tuple(part for part, _ in self._parts[-parts:])
         ops = sum(n for _, n in self._parts[-parts:])
         recording, again = self._recording, any(signature == s for s, _ in self.seen)
         self.close()
         self.seen += [(signature, ops)] if number > 1 else []
-        if recording is not None and (again or self._tried == STEPS or self.script.step_at is not None):
-            self.profile, self.number, self.flags = recording, number, torch_flags()
-            self.batches = slice(self.batches.start, len(self.loading.batches))
-            self.recorder.stop()
+        if recording is not None and again and self.periods.steps and self.script.step_at is None:
+            self.ahead, self.periods.due, self.usual = list(DUE), True, keys_of(self.recorder.calls)
+        elif recording is not None and (again or self._tried == STEPS or self.script.step_at is not None):
+            self._take(recording, number)
+
+    def _end_due(self, number: int) -> None:
+        """Go on after steps alike: one with what is due once in several, which may change the usual; a usual one; and
+        once more one with it, which is taken (the usual one, where compiled code is in other pieces without it)."""
+        recording, due, self.ahead = self._recording, self.ahead[0], self.ahead[1:]
+        calls = self.recorder.calls
+        extra = extra_calls(calls, self.usual) if due else []
+        self.close()
+        if due and splits_compiled(calls, extra):
+            self.ahead = [False]
+        if not due:
+            self.usual = keys_of(calls)
+        if self.ahead:
+            self.periods.due = self.ahead[0]
+        elif due and not extra:
+            raise _NotMean
+        elif recording is not None:
+            for i in extra:
+                calls[i].speed *= self.periods.steps
+            self.due = len(extra)
+            self._take(recording, number)
+
+    def _take(self, recording: Profile, number: int) -> None:
+        self.profile, self.number, self.flags = recording, number, torch_flags()
+        self.batches = slice(self.batches.start, len(self.loading.batches))
+        self.recorder.stop()
 
     def close(self) -> None:
         """Ends a recording, if there is one."""
@@ -112,6 +156,12 @@ class _StepRecorder:
                 f"{min(counts):,} to {max(counts):,} GPU ops" if len(set(counts)) > 1 else "in shapes or kinds of ops"
             )
             yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
+        if self.due is not None:
+            n, lines = self.periods.steps, ", ".join(f"{self.script.name}:{line}" for line in self.periods.lines)
+            what = (
+                f"the {self.due:,} ops that it adds count 1/{n} of their time" if self.due else "left out of the step"
+            )
+            yield f"{lines}: due once in {n} steps: {what}"
 
 
 @with_senders
@@ -133,8 +183,13 @@ def capture_script(
 
 
 def _captured(
-    script: TrainingScript, variant: Variant, assume: Mapping[str, str] | None, expected: int = 0
+    script: TrainingScript,
+    variant: Variant,
+    assume: Mapping[str, str] | None,
+    expected: int = 0,
+    mean: bool = True,
 ) -> tuple[Graph | None, StepWatch]:
+    """The step's graph, None where there is none; with `mean`, with what is due once in several steps."""
     loading = Loading()
     with (
         ScriptRun(script).prepared() as process,
@@ -144,10 +199,17 @@ def _captured(
         patched(torch.autograd.profiler.record_function, "__enter__", lambda region: region),
         patched(torch.autograd.profiler.record_function, "__exit__", lambda *_: None),
     ):
-        steps = _StepRecorder(script, recorder, hooks, loading)
+        periods = Periods(lambda: recorder.places.in_optimizer, mean)
+        steps = _StepRecorder(script, recorder, hooks, loading, periods)
         watch = StepWatch(script, steps, expected)
-        with watch.following(), alarm(script.limit, recorder.stop):
-            _run(process, recorder, steps, watch)
+        with watch.following(), alarm(script.limit, recorder.stop), periods.watched():
+            try:
+                _run(process, recorder, steps, watch)
+            except (_NotMean, PresageError):
+                if not steps.usual:
+                    raise
+    if steps.profile is None and steps.usual:
+        return _captured(script, variant, assume, expected, mean=False)
     if steps.profile is None:
         return None, watch
     steady = len(steps.seen) < 2 or steps.seen[-1] in steps.seen[:-1]
