@@ -28,6 +28,7 @@ from presage.prediction.from_code.step_layers import (
 
 FRAMEWORK = "pytorch"
 OFF = 0.01  # of the parameters: a larger difference is said
+PADDED = 128  # rows, fewer than which compiled code adds to a product with the vocabulary
 MB = 1e6
 
 
@@ -147,6 +148,8 @@ class _Description:
         tables = [t for f, stage in both for t in embedding_tables(f, stage[0])]
         vocab = head.outputs * (s.tp if s.head_split else 1)
         token = _token_table(tables, vocab)
+        if token and 0 < vocab - token.rows < PADDED:
+            self._assume("vocab", vocab, f"compiled code pads {token.rows:,} rows to so many")
         if s.tp > 1 and not s.head_split:
             self.unsaid.append(f"the vocabulary head is not split over the {s.tp} tensor-parallel ranks: a job's is")
         if token is None:
@@ -227,4 +230,5 @@ class _Description:
 
 def _token_table(tables: Sequence[EmbeddingTable], vocab: int) -> EmbeddingTable | None:
     """The table of the vocabulary, whole or a rank's part of it."""
-    return next((t for t in tables if t.rows == vocab), next((t for t in tables if vocab % t.rows == 0), None))
+    whole = next((t for t in tables if 0 <= vocab - t.rows < PADDED), None)
+    return whole or next((t for t in tables if vocab % t.rows == 0), None)

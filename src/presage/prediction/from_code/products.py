@@ -17,6 +17,7 @@ FIRST = {"mm": 0, "_scaled_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "b
 )  # where the left operand is among the inputs
 STYLES = {"cudnn": "flash3", "efficient": "flash1"}  # the law of a fused attention by its kernel; others: flash2
 GRADIENT = re.compile("mmBackward|CompiledFunctionBackward")  # around products of a backward pass
+PADDED = 0.005
 FAR = 400  # ops that a value is followed back over
 
 
@@ -138,7 +139,9 @@ class StepProducts:
 
 
 def _alike(graph: Graph, one: int, other: int) -> bool:
-    return graph.tensors[one].elements == graph.tensors[other].elements
+    """As many numbers; compiled code may pad a weight."""
+    a, b = graph.tensors[one].elements, graph.tensors[other].elements
+    return abs(a - b) <= PADDED * max(a, b)
 
 
 def _short(op: Op) -> str:

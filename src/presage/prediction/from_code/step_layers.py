@@ -140,7 +140,8 @@ def _layer(graph: Graph, call: Attention, qkv: tuple[Product, ...], after: list[
     if proj is None:
         raise not_described(graph, f"no product takes what {where} gives ({call.heads} heads of {call.value})")
     if {p.inputs for p in qkv} != {proj.outputs}:
-        raise not_described(graph, f"queries and keys of {where} are not made from the {proj.outputs} numbers of a row")
+        widths = f"{' and '.join(map(str, sorted({p.inputs for p in qkv})))} numbers in, {proj.outputs} out"
+        raise not_described(graph, f"the products around {where} do not fit, as with adapters or low ranks ({widths})")
     grouped = any(p.groups > 1 for p in after)  # then a small product may be their router
     rest = [p for p in after if p.place > proj.place and (grouped or p.flops > SMALL * proj.flops)]
     last = max((k for k, p in enumerate(rest) if p.outputs == hidden), default=-1)
@@ -152,7 +153,7 @@ def _layer(graph: Graph, call: Attention, qkv: tuple[Product, ...], after: list[
         raise not_described(graph, f"the products into {where} do not make queries, keys and values of its size")
     if layer.experts is None and layer.up_width not in (layer.down.inputs, 2 * layer.down.inputs):
         widths = f"{layer.up_width} numbers in, {layer.down.inputs} out"
-        raise not_described(graph, f"the feed-forward block after {where} has another form ({widths})")
+        raise not_described(graph, f"what follows {where} is no block of two or three products ({widths})")
     return layer
 
 
