@@ -94,6 +94,7 @@ class StepName:
     given: tuple[str, ...] = ()  # of --arg
     assume: tuple[str, ...] = ()
     strict: bool = False
+    recorded: bool = False  # with the kernel times of the trace
 
     def with_assumptions(self, assume: Sequence[str], strict: bool) -> StepName:
         """With the options on values that are not known."""
@@ -237,12 +238,13 @@ def captured(step: StepName, gpu: str = "h200", variant: Variant = AS_WRITTEN) -
 
 def captured_ranks(step: StepName, gpu: str = "h200") -> list[Graph]:
     """The graphs of the ranks in a trace; of anything else, its one graph."""
-    from presage.traces.trace_graph import is_trace, trace_graphs
+    from presage.traces.trace_graph import is_trace, trace_graphs, with_recorded_kernels
 
     if not is_trace(step.name):
-        return [captured(step, gpu)]
+        return [captured(step, gpu)] if not step.recorded else with_recorded_kernels([])
     with status(f"reading {step.name}"):
-        return trace_graphs(step.name, _assumed(step.assume))
+        graphs = trace_graphs(step.name, _assumed(step.assume))
+    return with_recorded_kernels(graphs) if step.recorded else graphs
 
 
 def assuming(assume: Sequence[str], strict: bool) -> Callable[..., Graph]:

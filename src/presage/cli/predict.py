@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from presage.cli import complete
 from presage.cli.graph import (
@@ -44,6 +44,12 @@ _GPU = "GPU to predict for (see `presage gpus`), or a calibration pack's folder 
 Gpu = Annotated[str | None, option("--gpu", "NAME", _GPU, complete=complete.gpus)]
 
 
+KernelsFrom = Annotated[
+    Literal["trace"] | None,
+    option("--kernels-from", "trace", "Of a profiler's trace: keep the kernel times that it holds."),
+]
+
+
 def command(
     step: Step = None,
     words: ScriptArguments = [],  # noqa: B006  (Typer reads the default, nothing changes it)
@@ -54,6 +60,7 @@ def command(
     limit: Limit = LIMIT,
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
+    kernels_from: KernelsFrom = None,
     gpu: Gpu = None,
     platform: PlatformName = None,
     ranks: RankCount = None,
@@ -85,6 +92,8 @@ def command(
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
+    presage predict trace.json.gz --gpu h100
+
     presage predict step.presage --json - --trace out.json --report out.html
     """
     from presage.hardware import gpu_choice
@@ -92,6 +101,7 @@ def command(
 
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
+    named = replace(named, recorded=kernels_from == "trace")
     result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
@@ -121,7 +131,7 @@ def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepRes
     if many.variants:
         own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
         graphs = [captured(one, place.gpu.key) for one in (step, *own)]
-    elif is_trace(step.name):
+    elif is_trace(step.name) or step.recorded:
         graphs = captured_ranks(step, place.gpu.key)
     else:
         graphs = rank_graphs(lambda r: captured(step, place.gpu.key, replace(seen, rank=r)), many.ranks)

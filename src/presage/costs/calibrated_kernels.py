@@ -254,10 +254,10 @@ def _op_time(
     if op.name == SCALED:
         return OpTime(scaled_seconds(graph, op, models.gpu), 1, kind, "model")
     if op.cost is not None and op.cost.seconds:
-        return OpTime(op.cost.seconds, 1, kind, "model")
+        return OpTime(op.cost.seconds, op.cost.launches, kind, "model")
     if source == "roofline":
         seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
-        return OpTime(models.rates.floor + seconds, 1, kind, "roofline")
+        return OpTime(models.rates.floor + seconds, op.cost.launches if op.cost else 1, kind, "roofline")
     launches = max(1, round(sum(t.launches for t in times)))
     at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
     return OpTime(sum(t.at(share) for t in times), launches, kind, source, at_once)

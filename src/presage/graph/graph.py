@@ -73,11 +73,12 @@ Arg: TypeAlias = Single | list[Single | list[Single]]
 
 
 class OpCost(msgspec.Struct, frozen=True, gc=False):
-    """What an op is said to cost: FLOPs and bytes moved, or seconds."""
+    """What an op is said to cost: FLOPs and bytes moved, or seconds; in so many kernels."""
 
     flops: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
+    launches: int = 1
 
 
 class Op(msgspec.Struct, frozen=True):
@@ -110,6 +111,7 @@ class Op(msgspec.Struct, frozen=True):
     compiled: str = ""  # the call of a compiled function that it is part of: 'inductor#2', 'inductor, CUDA graphs#1'
     cost: OpCost | None = None  # of a custom kernel, as its author or its arguments say
     assumed: tuple[int, ...] = ()  # the graph's assumptions that decided whether it runs, or on how much
+    recorded: OpCost | None = None  # seconds and launches of its kernels in the profiler's trace it is from
 
 
 class Storage(msgspec.Struct, frozen=True, gc=False):
@@ -159,6 +161,7 @@ class Graph(msgspec.Struct, frozen=True):
     assumptions: tuple[Assumption, ...] = ()  # what was read and is not known
     groups: dict[str, tuple[int, ...]] = {}  # of code that spreads itself over ranks: who is in the groups of its ops
     ranks: tuple[int, ...] = ()  # that run this step, where it is that of some ranks alone
+    memory_known: bool = True  # not of a profiler's trace, which names no tensor
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
 
     def inputs_of(self, op: Op) -> list[Tensor]:

@@ -26,6 +26,16 @@ class BreakdownPart:
 
 
 @dataclass(frozen=True)
+class RecordedPart:
+    """Kernels of one family: seconds in the profiler's trace that the step is from, and as predicted."""
+
+    name: str
+    ops: int
+    recorded: float
+    predicted: float
+
+
+@dataclass(frozen=True)
 class CostlyOps:
     """All ops of one name, shapes and phase."""
 
@@ -83,6 +93,16 @@ def assumptions(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) ->
 def families(times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:
     """Ops that launch kernels, by family, most GPU time first."""
     return _parts((t.family, t.seconds, h) for t, h in zip(times, host, strict=True) if t.launches)
+
+
+def recorded(graph: Graph, times: Sequence[OpTime]) -> tuple[RecordedPart, ...]:
+    """Measured against predicted kernels of a step from a profiler's trace, by family, largest first."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for op, t in zip(graph.ops, times, strict=True):
+        if op.recorded is not None and not op.group:
+            found.setdefault(t.family, []).append((op.recorded.seconds, t.seconds))
+    parts = [RecordedPart(k, len(v), sum(a for a, _ in v), sum(b for _, b in v)) for k, v in found.items()]
+    return tuple(sorted(parts, key=lambda p: -p.recorded))
 
 
 def modules(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[BreakdownPart, ...]:

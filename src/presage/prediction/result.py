@@ -113,15 +113,20 @@ class Result(Displayed):
         return self.gpu_memory - self.memory_bytes
 
     @property
+    def memory_known(self) -> bool:
+        """Whether it can be told what memory is used: not from a profiler's trace."""
+        return True
+
+    @property
     def fits(self) -> bool:
-        """Whether the fullest GPU has enough memory."""
-        return self.memory_left_bytes >= 0
+        """Whether the fullest GPU has enough memory, as far as it is known."""
+        return not self.memory_known or self.memory_left_bytes >= 0
 
     def verdict_json(self) -> dict[str, Any]:
         """Keys that the JSON of every step and job has: does it fit, and how much do its steps differ?"""
         return {
-            "fits": self.fits,
-            "memory_left_bytes": self.memory_left_bytes,
+            "fits": self.fits if self.memory_known else None,
+            "memory_left_bytes": self.memory_left_bytes if self.memory_known else None,
             "step_p95_over_p50": 1 + self.jitter,
         }
 

@@ -19,7 +19,14 @@ from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.prediction import breakdown
-from presage.prediction.breakdown import BreakdownPart, CostlyOps, Coverage, RooflinePoint, roofline_points
+from presage.prediction.breakdown import (
+    BreakdownPart,
+    CostlyOps,
+    Coverage,
+    RecordedPart,
+    RooflinePoint,
+    roofline_points,
+)
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind, model_error
 from presage.prediction.step_program import (
     GPU_SD,
@@ -176,6 +183,10 @@ class StepResult(Result):
         return self.peak_memory
 
     @property
+    def memory_known(self) -> bool:
+        return self.graph.memory_known
+
+    @property
     def jitter(self) -> float:
         """The host's pace from step to step where it loads batches, else what the simulated steps vary."""
         pace = self.basis.program.host.pace
@@ -224,6 +235,11 @@ class StepResult(Result):
         return self.basis.window
 
     @property
+    def recorded(self) -> tuple[RecordedPart, ...]:
+        """Kernels of the profiler's trace that the step is from against these, by family."""
+        return breakdown.recorded(self.graph, self.basis.times)
+
+    @property
     def roofline(self) -> tuple[RooflinePoint, ...]:
         """How near the GPU's limits each kind of op runs."""
         return self.basis.roofline
@@ -238,7 +254,7 @@ class StepResult(Result):
             "step_ms": {k: v * MS for k, v in asdict(self.step).items()},
             "gpu_active_ms": self.gpu_active * MS,
             "host_ms": self.host * MS,
-            "peak_memory_bytes": self.peak_memory,
+            "peak_memory_bytes": self.peak_memory if self.memory_known else None,
             "gpu_memory_bytes": self.gpu_memory,
             **self.verdict_json(),
             "bound": self.bound,
@@ -251,6 +267,7 @@ class StepResult(Result):
             "notes": list(self.notes),
             "draws": self.draw_count,
             "steps": self.steps,
+            **({"recorded": list(map(_recorded, found))} if (found := self.recorded) else {}),
             **({} if self.data_loading is None else {"data_loading": asdict(self.data_loading)}),
             **(self.many.to_json() if self.many else {}),
         }
@@ -258,6 +275,10 @@ class StepResult(Result):
 
 def _part(p: BreakdownPart) -> dict[str, Any]:
     return {"ms": p.gpu * MS, "share": p.share, "host_ms": p.host * MS, "ops": p.ops}
+
+
+def _recorded(p: RecordedPart) -> dict[str, Any]:
+    return {"name": p.name, "ops": p.ops, "recorded_ms": p.recorded * MS, "predicted_ms": p.predicted * MS}
 
 
 def _costly(c: CostlyOps) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from presage.hardware import Gpu
 from presage.memory.step_memory import MemoryProfile
 from presage.report.answer import Answer, DataTable, Section, data_table
 from presage.report.step_sections import peak_table, role_table
-from presage.report.terms import family_name, memory_fit
+from presage.report.terms import NO_MEMORY, family_name, memory_fit
 from presage.text import amount, shorten, size
 from presage.traces.execution_graph import ExecutionGraph
 
@@ -38,8 +38,7 @@ def graph_answer(
         module_table(summary.by_module(graph, depth), total),
         _work_table("Phases", "phase", [*summary.by_phase(graph), total], total),
         _work_table("Op families (those that launch kernels)", "family", summary.by_family(graph), total),
-        peak_table(memory, where),
-        role_table(memory),
+        *((peak_table(memory, where), role_table(memory)) if graph.memory_known else ()),
     )
     groups = (Section("Process groups", (traffic_table(graphs),)),) if graph.groups else ()
     notes = list(graph.notes)
@@ -51,8 +50,10 @@ def graph_answer(
         title=name,
         subject=f"{name}{f' ({given})' if given else ''}",
         headline=f"{total.ops:,} ops, {amount(total.flops)} FLOPs, {size(total.moved)} moved, "
-        f"peak memory {size(memory.peak_allocated)} per step.",
-        verdict="" if gpu is None else f"{_sentence(memory_fit(left))} ({size(gpu.memory)} of {gpu.name}).",
+        f"peak memory {size(memory.peak_allocated) if graph.memory_known else 'not known'} per step.",
+        verdict=""
+        if gpu is None
+        else f"{_sentence(memory_fit(left) if graph.memory_known else NO_MEMORY)} ({size(gpu.memory)} of {gpu.name}).",
         verdict_tone="" if gpu is None else "good" if left >= 0 else "bad",
         sections=(*groups, Section("Graph", tables), *changed),
         notes=tuple(notes),
@@ -204,16 +205,17 @@ def graph_data(
         "phases": [row(r) for r in summary.by_phase(graph)],
         "modules": [{**row(r), "depth": r.depth} for r in summary.by_module(graph, depth)],
         "families": [row(r) for r in summary.by_family(graph)],
-        "memory": {
+    }
+    if graph.memory_known:
+        value["memory"] = {
             "peak_allocated_bytes": memory.peak_allocated,
             "peak_reserved_bytes": memory.peak_reserved,
             "peak_op": memory.peak_op,
             "at_peak_by_role": memory.by_role(),
-        },
-    }
+        }
     if graph.groups:
         value["traffic"] = [asdict(t) for t in traffic(graphs)]
-    if gpu is not None:
+    if gpu is not None and graph.memory_known:
         left = gpu.memory - memory.peak_allocated
         value |= {"gpu": gpu.name, "gpu_memory_bytes": gpu.memory, "fits": left >= 0, "memory_left_bytes": left}
     if diff is not None:

@@ -79,7 +79,8 @@ def one_line(result: Any) -> str:
     answer = answer_of(result)
     sentence = answer.headline.split(". ")[0].rstrip(".")
     text = sentence if sentence.startswith(answer.title) else f"{answer.title}: {sentence}".removesuffix(": ")
-    fits = (", fits" if result.fits else ", does NOT fit") if hasattr(result, "fits") else ""
+    known = hasattr(result, "fits") and getattr(result, "memory_known", True)
+    fits = (", fits" if result.fits else ", does NOT fit") if known else ""
     return f"<{type(result).__name__} {printable(' '.join(text.split()))}{fits}>"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.prediction.breakdown import BreakdownPart, CostlyOps, StepAssumption
+from presage.prediction.breakdown import BreakdownPart, CostlyOps, RecordedPart, StepAssumption
 from presage.prediction.rank_results import RankClass, RankResults
 from presage.prediction.step import DataLoading, StepResult
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, limit_rows, sections_of
@@ -44,11 +44,12 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
     sections = sections_of(
         next_edits_section(p) if page else None,
         families_section(p, step_table(p)),
-        ranks_section(p.many, rank_table(p.many)) if p.many is not None else None,
+        recorded_section(p.recorded) if p.recorded else None,
+        ranks_section(p.many, rank_table(p.many, p.memory_known)) if p.many is not None else None,
         collectives_section(p.many) if p.many is not None else None,
         step_timeline_section(p) if page else None,
         spread_section(p.draws) if page and len(p.draws) >= FEWEST else None,
-        memory_section(p) if page else None,
+        memory_section(p) if page and p.memory_known else None,
         step_roofline_section(p) if page else None,
         _modules_section(p),
     )
@@ -84,7 +85,7 @@ def step_facts(p: StepResult) -> tuple[Fact, ...]:
         Fact("Step time", step_time(p.step), f"90% interval {step_interval(p.step)}"),
         Fact("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         Fact("Host time", seconds(p.host), f"{p.launches:,} launches", "warn" if p.bound == "host" else ""),
-        Fact("Peak memory", size(p.peak_memory), f"of {size(p.gpu_memory)}", "good" if p.fits else "bad"),
+        Fact("Peak memory", peak_text(p), f"of {size(p.gpu_memory)}", "good" if p.fits else "bad"),
         Fact("Modelled", percent(p.coverage.modelled_fraction), "of the GPU time"),
     ]
     if p.many is not None:
@@ -92,6 +93,10 @@ def step_facts(p: StepResult) -> tuple[Fact, ...]:
         tone: Tone = "warn" if p.bound == "communication" else ""
         facts[2:2] = [Fact("Exposed communication", seconds(exposed), "transfers and waits, not overlapped", tone)]
     return tuple(facts)
+
+
+def peak_text(p: StepResult) -> str:
+    return size(p.peak_memory) if p.memory_known else "not known"
 
 
 def notes(p: StepResult) -> tuple[str, ...]:
@@ -143,7 +148,7 @@ def step_table(p: StepResult) -> DataTable:
         ("GPU active", seconds(p.gpu_active), share_of(p.gpu_active, p.step.p50)),
         ("host", seconds(p.host), f"{p.launches} launches, by itself"),
         ("bound by", p.bound, ""),
-        ("peak memory", size(p.peak_memory), f"of {size(p.gpu_memory)}"),
+        ("peak memory", peak_text(p), f"of {size(p.gpu_memory)}"),
     ]
     if p.many is not None:
         rows[2:2] = [
@@ -191,13 +196,25 @@ def costly_table(rows: Sequence[CostlyOps]) -> DataTable:
     return data_table("Costliest ops", columns, cells)
 
 
-def rank_table(m: RankResults) -> DataTable:
+def recorded_section(parts: Sequence[RecordedPart]) -> Section:
+    """Kernels as the trace has them against those predicted."""
+    columns = ("family", "ops", "measured", "predicted", "predicted over measured")
+    whole = RecordedPart("all", *(sum(getattr(p, k) for p in parts) for k in ("ops", "recorded", "predicted")))
+    rows = [
+        (family_name(p.name), str(p.ops), seconds(p.recorded), seconds(p.predicted), f"{p.predicted / p.recorded:.2f}")
+        for p in (*parts, whole)
+    ]
+    text = "Kernels in the profiler's trace, on the GPU it was recorded on, and as predicted for this one."
+    return Section("Measured against predicted", (data_table("Measured against predicted", columns, rows),), text=text)
+
+
+def rank_table(m: RankResults, memory_known: bool = True) -> DataTable:
     """Equal ranks share a row."""
     columns = ("from rank", "ranks", "compute", "communication", "exposed", "wait", "host", "memory")
     rows = [
         (
             _rank(k), str(k.ranks), *(seconds(x) for x in (k.compute, k.communication, k.exposed, k.wait, k.host)),
-            size(k.peak_memory),
+            size(k.peak_memory) if memory_known else "not known",
         )
         for k in m.kinds
     ]  # fmt: skip

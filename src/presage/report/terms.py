@@ -100,11 +100,14 @@ def step_interval(q: Quantiles) -> str:
     return interval(q.p5, q.p95, lambda value: known_seconds(value, q.p5, q.p95))
 
 
+NO_MEMORY = "memory is not known: a profiler's trace names no tensor"
+
+
 def verdict(p: Result) -> str:
     """Line two of every answer about a step or a job: does it fit, and how much do steps differ?"""
     vary = f"; steps vary: p95 {signed(p.jitter)} over p50" if p.jitter > 0 else ""
     hold = "" if p.fits else "; time and cost are what they would be if it fitted"
-    fit = memory_fit(p.memory_left_bytes)
+    fit = memory_fit(p.memory_left_bytes) if p.memory_known else NO_MEMORY
     return f"{fit[0].upper()}{fit[1:]}{vary}{hold}."
 
 

@@ -67,6 +67,8 @@ def _x(value: float) -> str:
 
 
 def _memory_change(found: WhatIf) -> str:
+    if not found.base.memory_known:
+        return "not known"
     change, least = found.memory_change, EQUAL * found.base.peak_memory
     return "unchanged" if abs(change) <= least else f"{'+' if change > 0 else '-'}{size(abs(change))}"
 
@@ -87,7 +89,7 @@ def _facts(found: WhatIf) -> tuple[Fact, ...]:
     a, b = found.base, found.edited
     each = found.per_work
     tone: Tone = "good" if each.p5 > 1 else "bad" if each.p95 < 1 else "warn"
-    memory = f"{size(b.peak_memory)} of {size(b.gpu_memory)}"
+    memory = f"{size(b.peak_memory)} of {size(b.gpu_memory)}" if b.memory_known else ""
     return (
         Fact(
             f"Speed-up per {found.unit}" if found.unit else "Speed-up",

@@ -91,6 +91,8 @@ class ExecutionGraph:
     nodes: tuple[ExecutionNode, ...]
     rank: int | None = None
     dropped_deps: int = 0
+    # of a trace in which tensors are only likely to be the same: the storages known to be there before the step
+    held: frozenset[int] | None = None
 
 
 def ordered_graph(

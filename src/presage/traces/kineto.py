@@ -32,10 +32,11 @@ MOST_EVENTS = 30_000_000  # about 5 GiB of memory
 LATEST_US = 2**52  # beyond it, microseconds as floats lose their units' place; the year 2112 comes before
 
 
-def read(path: str | Path, ignore: Iterable[str] = ()) -> Trace:
-    """Read one rank's trace. `ignore` names further categories of events to leave out; '*' stands for all unknown."""
+def read(path: str | Path, ignore: Iterable[str] = (), arguments: bool = False) -> Trace:
+    """Read one rank's trace. `ignore` names further categories of events to leave out; '*' stands for all unknown.
+    `arguments`: also the strides and values of the arguments of ops."""
     path = Path(path)
-    columns = _Columns(path, {c.lower() for c in ignore})
+    columns = _Columns(path, {c.lower() for c in ignore}, arguments)
     count = 0
     with _no_collector():
         pieces = event_chunks(path, lambda t: kineto_schema.events(path, t), lambda t: kineto_schema.file(path, t))
@@ -84,7 +85,7 @@ class _Table:
 
 
 def _host_table() -> _Table:
-    small = dict.fromkeys(("name", "thread", "dims", "types"), np.int32)
+    small = dict.fromkeys(("name", "thread", "dims", "types", "details"), np.int32)
     return _Table(kind=np.int8, **small, **dict.fromkeys(("start", "end", "correlation", "sequence"), np.int64))
 
 
@@ -96,9 +97,9 @@ def _gpu_table() -> _Table:
 class _Columns:
     """Gathers the columns of a Trace from chunks of events."""
 
-    def __init__(self, path: Path, ignore: set[str]) -> None:
-        self.path, self.ignore = path, IGNORED_CATEGORIES | ignore
-        self.names, self.shapes = _Interned(), _Interned()
+    def __init__(self, path: Path, ignore: set[str], arguments: bool) -> None:
+        self.path, self.ignore, self.arguments = path, IGNORED_CATEGORIES | ignore, arguments
+        self.names, self.shapes, self.details = _Interned(), _Interned(), _Interned()
         self.threads: _Interned = _Interned()
         self.streams: _Interned = _Interned()
         self.host, self.gpu = _host_table(), _gpu_table()
@@ -179,6 +180,7 @@ class _Columns:
             sequence=_integers([a.sequence for a in args]),
             dims=self._raw([a.dims for a in args]),
             types=self._raw([a.types for a in args]),
+            details=[self.details[bytes(a.strides), bytes(a.values)] if self.arguments else -1 for a in args],
         )
 
     def _take_gpu(self, events: list[KinetoEvent], kind: list[int]) -> None:
@@ -247,6 +249,7 @@ class _Columns:
             origin_ns=self.base_ns + (self.base_us or 0) * 1000,
             names=names,
             shapes=tuple(self.shapes),
+            details=tuple(self.details),
             threads=tuple(TraceThread(p, t, self.thread_names.get((p, t), "")) for p, t in self.threads),
             streams=tuple(TraceStream(*s) for s in self.streams),
             host=host,

@@ -90,6 +90,7 @@ class HostEvents:
     sequence: Ints
     dims: Small
     types: Small
+    details: Small
     parent: Small  # the innermost event around it on its thread, or -1
 
     def __len__(self) -> int:
@@ -157,6 +158,8 @@ class Trace:
     ignored: dict[str, int]  # events left out, by category
     has_stacks: bool = False
     machine: str = ""  # the host's name, where the trace has it
+    # distinct 'Input Strides' and 'Concrete Inputs' as JSON text, where they were asked for; details point into it
+    details: tuple[tuple[bytes, bytes], ...] = field(default=(), repr=False)
 
     def host_name(self, event: int) -> str:
         return self.names[int(self.host.name[event])]

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from presage.errors import InputError, PresageError
 from presage.graph.diff import alike
-from presage.graph.graph import Graph, faults
-from presage.traces.trace_set import is_graph, read_graph
+from presage.graph.graph import Graph, Op, faults
+from presage.traces.profiled_step import ProfiledStep
+from presage.traces.trace_set import is_graph, kind, read_graph
 from presage.traces.traced_groups import world_size
 from presage.traces.traced_step import TracedStep
 
@@ -38,9 +39,10 @@ def is_trace(path: str | Path) -> bool:
 
 
 def _files(place: Path) -> list[Path]:
-    """The execution traces of a folder, or of a pattern such as run/et_*.json.gz."""
+    """The traces of a folder, or of a pattern such as run/et_*.json.gz; the profiler's if there are no others."""
     found = place.iterdir() if place.is_dir() else place.parent.glob(place.name)
-    return sorted(p for p in found if p.name.endswith(SUFFIXES) and p.is_file() and is_graph(p))
+    kinds = {p: kind(p) for p in sorted(found) if p.name.endswith(SUFFIXES) and p.is_file()}
+    return [p for p, k in kinds.items() if k in ("et", "chakra")] or [p for p, k in kinds.items() if k == "kineto"]
 
 
 def _stem(file: Path) -> str:
@@ -62,12 +64,12 @@ def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> l
     `assume`: settings that a trace does not hold, by name ("allow_tf32", "cudnn.allow_tf32").
     """
     place, flags = Path(path), _flags(assume or {})
-    if place.is_file() and not is_graph(place):
-        raise InputError(path, "is neither a PyTorch execution trace nor a Chakra graph")
+    if place.is_file() and kind(place) == "unknown":
+        raise InputError(path, "is neither a trace of PyTorch (execution trace, profiler) nor a Chakra graph")
     files = [place] if place.is_file() else _one_run(place)
     if not files:
         raise InputError(path, "no execution trace is called so")
-    steps = [TracedStep(read_graph(file), flags, frozenset(assume or ())) for file in files]
+    steps = [_step(file, flags, frozenset(assume or ())) for file in files]
     world = max(world_size(c for s in steps for c in s.collectives.values()), len(steps))
     if 1 < len(steps) < world:
         raise InputError(path, f"holds {len(steps)} ranks of {world}: give all of them, or the file of one alone")
@@ -77,6 +79,29 @@ def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> l
         for where, problem in faults(graph):
             raise InputError(file, f"makes no step: {problem}", where)
     return _folded(graphs)
+
+
+def _step(file: Path, flags: Mapping[str, bool | str], given: frozenset[str]) -> TracedStep:
+    if is_graph(file):
+        return TracedStep(read_graph(file), flags, given)
+    found = ProfiledStep(file)
+    seen = {name: value for name, value in found.settings().items() if name not in given}
+    return TracedStep(found.graph, {**flags, **seen}, given, seen.keys(), found.notes())
+
+
+def with_recorded_kernels(graphs: Sequence[Graph]) -> list[Graph]:
+    """The steps of profiler's traces with the kernel times that these hold. Collectives are predicted: their times hold
+    waits for other ranks."""
+    if not any(op.recorded for g in graphs for op in g.ops):
+        raise PresageError(
+            "--kernels-from trace: the step is not from a profiler's trace, which alone has kernel times"
+        )
+    note = "kernels take what they took in the trace, whatever the GPU"
+    return [replace(g, ops=tuple(map(_as_recorded, g.ops)), notes=(note, *g.notes)) for g in graphs]
+
+
+def _as_recorded(op: Op) -> Op:
+    return replace(op, cost=op.recorded, assumed=()) if op.recorded is not None and not op.group else op
 
 
 def _flags(assume: Mapping[str, str]) -> dict[str, bool | str]:

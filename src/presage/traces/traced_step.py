@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from presage.graph.families import family
 from presage.graph.graph import DTYPE_BYTES, HOST_MEMORY, Assumption, Graph, Op, OpCost, Ref, Role
 from presage.graph.work import WAIT
 from presage.traces.execution_graph import Argument, ExecutionGraph, TensorRef, tensors
+from presage.traces.profiled_step import TF32, recorded_of
 from presage.traces.traced_groups import COMMS, awaited, collectives, exchanged, peer_of
 from presage.traces.traced_memory import TracedMemory, itemsize
 from presage.traces.traced_ops import TRITON, TracedOp, parse_schema, traced_ops, written
 
 LOOKUP = "embedding_codegen_lookup"  # FBGEMM's ops for many tables at once
 STEP, UPDATE = "ProfilerStep#", "Optimizer.step#"
-TF32 = {"matrix multiply": "allow_tf32", "convolution": "cudnn.allow_tf32"}
 ASSUMED = {
     "allow_tf32": "whether GEMMs in float32 use TF32",
     "cudnn.allow_tf32": "whether convolutions in float32 use TF32",
@@ -58,6 +58,7 @@ class _Assumptions:
 
     flags: Mapping[str, bool | str]
     given: frozenset[str]
+    known: Collection[str]
     numbers: dict[str, int] = field(default_factory=dict)
 
     def of(self, name: str, inputs: Sequence[TensorRef]) -> tuple[int, ...]:
@@ -66,7 +67,9 @@ class _Assumptions:
         about = TF32.get(kind) if any(t.dtype == "float32" for t in inputs) else None
         if kind in LOOKS_UP and any(t.dtype in ("int64", "int32") for t in inputs):
             about = "indices"
-        return (self.numbers.setdefault(about, len(self.numbers)),) if about else ()
+        if about is None or about in self.known:
+            return ()
+        return (self.numbers.setdefault(about, len(self.numbers)),)
 
     def listed(self) -> tuple[Assumption, ...]:
         return tuple(
@@ -78,8 +81,16 @@ class _Assumptions:
 class TracedStep:
     """The step that a trace recorded, to be made a Graph once its place among the ranks is known."""
 
-    def __init__(self, trace: ExecutionGraph, flags: Mapping[str, bool | str], given: frozenset[str]) -> None:
-        self.trace, self.flags = trace, flags
+    def __init__(
+        self,
+        trace: ExecutionGraph,
+        flags: Mapping[str, bool | str],
+        given: frozenset[str],
+        known: Collection[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
+        """`given`: settings that the user gave; `known`: those that the trace tells."""
+        self.trace, self.flags, self.notes = trace, flags, tuple(notes)
         self.memory = TracedMemory(trace)
         self.first, last = step_window(trace)
         self.collectives = {i: c for i, c in collectives(trace).items() if self.first <= i < last}
@@ -92,7 +103,7 @@ class TracedStep:
         self._check()
         self.roles = self._roles()
         self.builder = GraphBuilder()
-        self.assumptions = _Assumptions(flags, given)
+        self.assumptions = _Assumptions(flags, given, known)
         self._storages: dict[int, int] = {}  # by life
         self._host = -1  # the storage that stands for the host's memory
         self._tensors: dict[Any, int] = {}
@@ -135,10 +146,11 @@ class TracedStep:
             groups=groups,
             ranks=(tuple(range(world)) if alone else (rank,)) if groups else (),
             assumptions=self.assumptions.listed(),
+            memory_known=self.trace.held is None,
         )
 
     def _notes(self) -> list[str]:
-        out = ["from a trace: memory is taken to be freed after its last use"]
+        out = list(self.notes or ("from a trace: memory is taken to be freed after its last use",))
         if self._strides:
             out.append("the trace has no strides: tensors are taken to be contiguous unless a view says otherwise")
         if self._bytes:
@@ -189,7 +201,8 @@ class TracedStep:
             stream=str(node.attrs.get("stream") or ""),
             module=str(node.attrs.get("module") or ""),
             sequence=op.sequence,
-            opaque=bool(op.made),
+            opaque=bool(op.made) or bool(node.attrs.get("opaque")),
+            recorded=recorded_of(node),
             cost=self._cost(op),
             assumed=self.assumptions.of(node.name, list(tensors(node.inputs))) if op.kernels else (),
         )
@@ -197,6 +210,8 @@ class TracedStep:
     def _cost(self, op: TracedOp) -> OpCost | None:
         """Bytes of a kernel whose inputs the trace does not name (it reads as much as it writes), and of a lookup in
         tables (the rows it reads, and the result)."""
+        if isinstance(known := op.node.attrs.get("cost"), OpCost):
+            return known
         if op.kernel and not any(True for _ in tensors(op.node.inputs)):
             return OpCost(bytes=2.0 * sum(t.elements * itemsize(t) for t, _ in op.made))
         results = list(tensors(op.node.outputs))
@@ -233,6 +248,7 @@ class TracedStep:
             thread=op.thread,
             within=tuple(name for name in op.within if not name.startswith("c10d::")),
             writes=tuple(written_to),
+            recorded=recorded_of(op.node),
             group=group,
             stream=group,
             issued="",
@@ -270,6 +286,8 @@ class TracedStep:
 
     def _before(self, life: int) -> bool:
         """Whether memory was there before the step."""
+        if self.trace.held is not None:
+            return self.roles[life] == "parameter"
         return self.memory.lives[life].begin < self.first
 
     def _earlier_gradients(self) -> None:
@@ -281,6 +299,9 @@ class TracedStep:
     def _roles(self) -> list[Role]:
         """What each piece of memory is for, from who uses it: the optimizer, the model, or both."""
         updates, model, changed = set[int](), set[int](), set[int]()
+        if self.trace.held is not None:
+            held = {r[s] for r in self.memory.read for s in self.trace.held & r.keys()}
+            return ["parameter" if life in held else "activation" for life in range(len(self.memory.lives))]
         for op in self.ops:
             read = self.memory.read[op.position]
             (updates if op.phase == "optimizer" else model).update(read.values())

@@ -86,7 +86,7 @@ class ClosedFormKernels:
             floor = self.memory_bound(op.cost.bytes, 1)
             return OpTime(
                 op.cost.seconds or max(floor, least_seconds(graph, op, self.gpu, REACHED_FLOPS)),
-                1,
+                op.cost.launches,
                 kind_of_op,
                 "roofline",
             )
