@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The stretch of the run that becomes the graph, in the place of one before."""
         self.recording = self.reads.recording = True
         for kept in (self.calls, self.notes, self.unpriced):
-            kept.clear()  # type: ignore[attr-defined]
+            kept.clear()
         self.shadows.forget()
         self.communicators.restart()
         self.assumptions.begin()
