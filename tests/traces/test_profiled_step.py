@@ -201,3 +201,11 @@ def test_gpu_time_from_a_profilers_trace_is_that_from_the_execution_trace(shared
     files = (shared / "h200" / "traces" / f"{case}.json.gz", shared / "h200" / "et" / f"{case}.et.json.gz")
     profiled, recorded = (sum(t.seconds for t in kernel_times(trace_graphs(f)[0], h200)) for f in files)
     assert profiled == pytest.approx(recorded, rel=0.01)
+
+
+def test_ranks_of_a_public_run_match_all_their_collectives(shared: Path) -> None:
+    graphs = trace_graphs(shared / "traces" / "dlrm_8xv100" / "kineto_*.json.gz")
+    assert sum(len(g.ranks) for g in graphs) == 8
+    assert {sum(bool(op.group) and op.kernels for op in g.ops) for g in graphs} == {8}
+    result = predict(graphs, gpu="v100", draws=1)
+    assert result.many is not None and result.many.ranks == 8

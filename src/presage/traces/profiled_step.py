@@ -164,6 +164,7 @@ class ProfiledStep:
         nodes = [self._node(i, i in waits) for i in kept]
         nodes += [self._untold(i) for i in self.work if not self._shows(i)]
         nodes += [self._collective(k) for k in self.talks]
+        nodes += self._awaited()
         known = {node.id for node in nodes}
         nodes = [n if n.parent in known else replace(n, parent=None) for n in nodes]
         origin = int(host.start.min())
@@ -280,9 +281,33 @@ class ProfiledStep:
         attrs = {"ranks": " ".join(map(str, ranks)), RECORDED: recorded}
         frame, owner = self._frame(call, COMMS), int(self.frame[call])
         known = name if name in KINDS else "allreduce"
-        inputs: tuple[Argument, ...] = (tensor, 0, (group,), 0, known, (), (), -1, 1, size)
+        inputs: tuple[Argument, ...] = (tensor, k + 1, (group,), 0, known, (), (), -1, 1, size)
         node = replace(frame, id=2 * len(host) + k + 1, kind="op", parent=owner + 1 if owner >= 0 else None)
         return replace(node, inputs=inputs, outputs=into, attrs=attrs)
+
+    def _awaited(self) -> Iterator[ExecutionNode]:
+        """Where kernels wait for collectives: a stream is made to wait before each one starts, for its data, and again
+        for its end. What was started first is awaited first."""
+        host, launched = self.trace.host, {int(self.trace.gpu.launch[k]): k for k in self.talks}
+        waits = np.array([n.endswith("StreamWaitEvent") for n in self.trace.names])[host.name] & self.inside
+        waits[list(launched)] = True
+        calls = np.flatnonzero(waits)
+        before: list[Event] = []
+        begun: list[int] = []
+        for call in [*calls[np.argsort(host.start[calls], kind="stable")].tolist(), -1]:
+            if call >= 0 and call not in launched:
+                before.append(call)
+                continue
+            ends = before if call < 0 else before[:-1]
+            for wait, k in zip(ends, begun, strict=False):
+                frame, owner = self._frame(wait, COMMS), int(self.frame[wait])
+                number = 2 * len(host) + len(self.trace.gpu) + wait + 1
+                inputs: tuple[Argument, ...] = (k + 1, ("",), 0, "wait")
+                yield replace(frame, id=number, kind="op", parent=owner + 1 if owner >= 0 else None, inputs=inputs)
+            del begun[: len(ends)]
+            before = []
+            if call >= 0:
+                begun.append(launched[call])
 
     def _exchanged(self, call: Event, said: Any) -> TensorRef:
         if said is not None and said.in_elements > 0:
