@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from presage.capture.calls import RecordedCall
 from presage.capture.periodic import splits_compiled
 from presage.capture.script import capture_script
@@ -43,11 +45,13 @@ def captured(folder: Path, script: str) -> Graph:
     return capture_script(TrainingScript(str(folder / "train.py")))
 
 
-def test_what_an_optimizer_does_once_in_twenty_steps_counts_a_twentieth(tmp_path: Path) -> None:
-    graph = captured(tmp_path, SCRIPT.replace("number % 5 == 0", "number % 50 == 0"))
-    rare = {op.name for op in graph.ops if op.speed == 20.0 and op.kernels}
+@pytest.mark.parametrize("steps", [2, 20])
+def test_what_an_optimizer_does_once_in_several_steps_counts_so_much_less(tmp_path: Path, steps: int) -> None:
+    script = SCRIPT.replace("number % 5 == 0", "number % 50 == 0").replace("% 20", f"% {steps}")
+    graph = captured(tmp_path, script)
+    rare = {op.name for op in graph.ops if op.speed == steps and op.kernels}
     assert rare == {"aten::mm", "aten::linalg_qr"}
-    assert any("train.py:15: due once in 20 steps: the" in note for note in graph.notes)
+    assert any(f"train.py:15: due once in {steps} steps: the" in note for note in graph.notes)
     assert sum(op.speed == 1.0 for op in graph.ops if op.name == "aten::mm") == 3
 
 

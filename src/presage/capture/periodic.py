@@ -51,7 +51,7 @@ class Periods:
 
     def __init__(self, in_optimizer: Callable[[], bool], on: bool = True) -> None:
         self.in_optimizer, self.on = in_optimizer, on
-        self.due = False  # make them so
+        self.due: bool | None = None  # whether they are made due, or made not to be
         self.found: dict[int, int] = {}  # steps from one time to the next, by line
 
     @property
@@ -79,8 +79,8 @@ class Periods:
 
     def _is_due(self, number: Any, steps: Any, rest: Any, line: int) -> Any:
         out = number % steps == rest
-        if self.due and line in self.found and self.found[line] == self.steps:
-            return True
+        if self.due is not None and self.found.get(line) == self.steps:
+            return self.due
         if type(number) is int and type(steps) is int and steps > 1 and not out and self.in_optimizer():
             self.found.setdefault(line, steps)
         return out
