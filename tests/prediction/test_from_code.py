@@ -1,6 +1,7 @@
 """The job file that describes code: a small GPT and a small Llama, on one GPU and spread over ranks by their code."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from presage.prediction.from_code.agreement import compare_with_code
 from presage.prediction.from_code.code_work import code_work, job_work, with_code_work
 from presage.prediction.from_code.describe import describe
 
+ROOT = Path(__file__).resolve().parents[2]
 VOCAB, SEQUENCE, BATCH, LAYERS = 512, 64, 2, 3
 
 
@@ -351,3 +353,15 @@ def test_code_that_is_no_such_transformer_is_refused_in_a_sentence(kind):
     }
     with pytest.raises(PresageError, match=words[kind]):
         described(build)
+
+
+def test_the_command_writes_the_file_and_answers_with_both_steps(tmp_path, capsys):
+    from presage.cli.app import app
+    from presage.cli.faults import run_guarded
+
+    out, words = tmp_path / "job.toml", ["job", "--from", f"{ROOT / 'examples/gpt.py'}:build", "--arg", "layers=1"]
+    code = run_guarded(lambda: app([*words, "--out", str(out), "-q"], standalone_mode=False), debug=True)
+    assert code == 0 and "from the code" in capsys.readouterr().out
+    assert tomllib.loads(out.read_text())["model"]["hidden"] == 1024
+    code = run_guarded(lambda: app([*words, "--tokens", "1T"], standalone_mode=False), debug=False)
+    assert code == 2 and "--tokens goes with a job file" in capsys.readouterr().err
