@@ -148,6 +148,7 @@ CASES = ALIKE | {
     "GPipe": pipeline("ScheduleGPipe"),
     "1F1B": pipeline("Schedule1F1B"),
     "Interleaved1F1B": pipeline("ScheduleInterleaved1F1B", 2),
+    "InterleavedZeroBubble": pipeline("ScheduleInterleavedZeroBubble", 2),
     "ZBVZeroBubble": pipeline("ScheduleZBVZeroBubble", 2, turning=True),
 }
 
