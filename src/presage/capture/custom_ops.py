@@ -53,7 +53,8 @@ class RegisteredOp:
             raise PresageError(
                 f"the cost of {self.name} is {found!r}: return a dict with 'flops' and 'bytes', or with 'seconds'"
             )
-        return OpCost(*(float(found.get(k, 0.0)) for k in ("flops", "bytes", "seconds")))
+        flops, moved, seconds = (float(found.get(k, 0.0)) for k in ("flops", "bytes", "seconds"))
+        return OpCost(flops, moved, seconds)
 
 
 _registered: dict[str, RegisteredOp] = {}

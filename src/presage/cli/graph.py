@@ -30,7 +30,7 @@ Step = Annotated[
         show_default=False,
         help="A training script, run as it is with the arguments after --. Or a function: FUNCTION(device, **args) "
         "builds a model and returns a callable that runs one training step. Or a graph saved by `presage graph --out`, "
-        "a PyTorch execution trace or Chakra trace (.json, .et, .gz), or a folder of one for each rank.",
+        "a PyTorch execution or profiler trace or Chakra trace (.json, .et, .gz), or a folder of one for each rank.",
     ),
 ]
 ScriptArguments = Annotated[

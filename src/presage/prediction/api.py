@@ -65,7 +65,8 @@ def predict(
 
     `step`: a script, FILE.py or "-m MODULE", with its own `argv`; FILE.py:FUNCTION or a function build(device), with
     its `arguments`; a torch.nn.Module with an example `batch` (see `model_step` for `optimizer` and `loss`); a Graph,
-    or those of several ranks; a file of a saved graph or of an execution trace, or a folder of one for each rank.
+    or those of several ranks; a file of a saved graph or of a trace (of execution, or of the profiler with
+    shapes), or a folder of one for each rank.
     """
     if isinstance(batch, str | Path):
         warn("predict(step, gpu) is now predict(step, gpu=gpu)", DeprecationWarning, 2)

@@ -72,8 +72,11 @@ class ProfiledArguments:
         return name == "aten::_foreach_add_" and json.loads(self.trace.details[key][1] or b"[]")[1:] == ["1"]
 
     def tensor(self, shape: Any, dtype: str, strides: Any) -> TensorRef:
-        sizes = tuple(int(n) for n in shape)
-        steps = tuple(int(n) for n in strides) if strides is not None and len(strides) == len(sizes) else None
+        if not _whole(shape):
+            problem = f"{shape!r:.40} is not the shape of a tensor"
+            raise InputError(self.trace.path, problem, "traceEvents[].args.Input Dims")
+        sizes = tuple(shape)
+        steps = tuple(strides) if _whole(strides) and len(strides) == len(sizes) else None
         elements = 1
         for n in sizes:
             elements *= n
@@ -83,6 +86,10 @@ class ProfiledArguments:
     def fresh(self, t: TensorRef) -> TensorRef:
         number = next(self._number)
         return replace(t, id=number, storage=number)
+
+
+def _whole(numbers: Any) -> bool:
+    return isinstance(numbers, list | tuple) and all(type(n) is int for n in numbers)
 
 
 def _columns(path: str, texts: Sequence[bytes]) -> list[tuple[Any, str, Any, Any]]:
