@@ -53,8 +53,7 @@ class RegisteredOp:
             raise PresageError(
                 f"the cost of {self.name} is {found!r}: return a dict with 'flops' and 'bytes', or with 'seconds'"
             )
-        flops, moved, seconds = (float(found.get(k, 0.0)) for k in ("flops", "bytes", "seconds"))
-        return OpCost(flops, moved, seconds)
+        return OpCost(**{k: float(v) for k, v in found.items()})  # type: ignore[arg-type]
 
 
 _registered: dict[str, RegisteredOp] = {}
