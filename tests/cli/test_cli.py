@@ -157,3 +157,16 @@ def test_everything_public_is_there() -> None:
     assert dir(presage) == presage.__all__
     with pytest.raises(AttributeError):
         presage.nothing_like_it  # noqa: B018
+
+
+def test_a_script_that_needs_torchrun_runs_as_its_only_process(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, torch\n"
+        "model = torch.nn.Linear(8, 8).cuda(int(os.environ['LOCAL_RANK']))\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(9):\n"
+        "    model(torch.ones(2, 8, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    assert run("predict", "--ranks", "1", "train.py", cwd=tmp_path).returncode == 0
+    assert "--ranks N" in run("predict", "train.py", cwd=tmp_path).stderr

@@ -102,10 +102,10 @@ class ProcessGroups:
 
 
 @contextmanager
-def environment(groups: ProcessGroups) -> Iterator[None]:
-    """The code sees torchrun's variables, where there are several ranks."""
+def environment(groups: ProcessGroups, alone: bool = False) -> Iterator[None]:
+    """The code sees torchrun's variables, where there are several ranks; with `alone` also as the only one."""
     before = dict(os.environ)
-    if groups.ranks > 1:
+    if groups.ranks > 1 or alone:
         os.environ.update(groups.environment)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -102,12 +103,19 @@ def command(
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
-    result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
+    with _as_only_rank() if ranks == 1 else nullcontext():
+        result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
     answer, then = predict_answer(result, report is not None), _next(result, named, gpu, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
+
+
+def _as_only_rank() -> AbstractContextManager[None]:
+    from presage.capture.process_groups import ProcessGroups, environment
+
+    return environment(ProcessGroups(), alone=True)
 
 
 def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
