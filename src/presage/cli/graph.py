@@ -267,10 +267,12 @@ def assuming(assume: Sequence[str], strict: bool) -> Callable[..., Graph]:
 
 
 def _assumed(given: Sequence[str]) -> dict[str, str]:
+    from presage.traces.trace_graph import SETTINGS
+
     out = {}
     for item in given:
         line, equals, value = item.rpartition("=")
-        if not equals or not value or (":" in line and not line.rpartition(":")[2].isdigit()):
+        if not equals or not value or not (line.rpartition(":")[2].isdigit() or line in SETTINGS):
             raise PresageError(f"--assume {item}: should be FILE:LINE=VALUE, as in train.py:41=true")
         out[line] = value
     return out
