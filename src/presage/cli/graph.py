@@ -73,7 +73,8 @@ Assume = Annotated[
     option(
         "--assume",
         "FILE:LINE=VALUE",
-        "What a value is that the code reads on this line and that a capture cannot know (repeatable).",
+        "What a value is that the code reads on this line and that a capture cannot know (repeatable). Of a trace: "
+        "allow_tf32=true, cudnn.allow_tf32=false.",
         panel=ASSUMED,
     ),
 ]

@@ -95,6 +95,8 @@ def command(
 
     presage predict trace.json.gz --gpu h100
 
+    presage predict trace_et.json --gpu h100 --assume allow_tf32=true
+
     presage predict step.presage --json - --trace out.json --report out.html
     """
     from presage.hardware import gpu_choice
