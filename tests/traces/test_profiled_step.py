@@ -11,6 +11,7 @@ import pytest
 
 from presage.errors import InputError, PresageError
 from presage.graph.graph import Graph, check
+from presage.graph.rescale import with_batch
 from presage.prediction.api import predict
 from presage.prediction.machine import kernel_times, machine
 from presage.report.predict_answer import predict_answer
@@ -176,6 +177,12 @@ def test_results_follow_from_inputs(name: str, inputs: list[Any], shapes: list[A
     ]
     made = results(name, given)
     assert shapes == (None if made is None else [t.shape for t in made])
+
+
+def test_what_needs_the_inputs_or_gradients_is_refused(tmp_path: Path) -> None:
+    graph = graph_of(linear(), tmp_path)
+    with pytest.raises(PresageError, match="give an execution trace or the code"):
+        with_batch(graph, 128)
 
 
 # ---- what cannot be predicted, and public and measured traces

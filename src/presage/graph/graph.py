@@ -72,6 +72,9 @@ Single: TypeAlias = Ref | bool | int | float | str | None
 Arg: TypeAlias = Single | list[Single | list[Single]]
 
 
+UNNAMED = "a profiler's trace does not tell inputs and gradients apart: give an execution trace or the code"
+
+
 class OpCost(msgspec.Struct, frozen=True, gc=False):
     """What an op is said to cost: FLOPs and bytes moved, or seconds; in so many kernels."""
 

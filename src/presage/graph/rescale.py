@@ -8,7 +8,7 @@ from math import prod
 from msgspec.structs import replace
 
 from presage.errors import PresageError
-from presage.graph.graph import Graph, Storage, Tensor
+from presage.graph.graph import UNNAMED, Graph, Storage, Tensor
 
 FIXED = frozenset({"parameter", "optimizer", "gradient", "buffer"})  # what no batch is in
 LEAST = 16  # a smaller batch divides too many numbers by chance
@@ -21,7 +21,8 @@ def batch_of(graph: Graph) -> int:
         graph.tensors[i].shape[0] for i in given if graph.tensors[i].shape and graph.tensors[i].shape[0] > 1
     )
     if not sizes:
-        raise PresageError(f"{graph.source}: no input has a batch dimension")
+        why = "no input has a batch dimension" if graph.memory_known else UNNAMED
+        raise PresageError(f"{graph.source}: {why}")
     large = [n for n in sizes if n >= LEAST]
     return max(large or sizes, key=lambda n: (sum(count for m, count in sizes.items() if m % n == 0), n))
 

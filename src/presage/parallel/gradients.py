@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from presage.errors import PresageError
 from presage.graph.builder import GraphBuilder, Lifetime, new_op, retarget
-from presage.graph.graph import DTYPE_BYTES, Graph, Op, Ref, Storage, Tensor, references, uses
+from presage.graph.graph import DTYPE_BYTES, UNNAMED, Graph, Op, Ref, Storage, Tensor, references, uses
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def gradients(graph: Graph, backward: range) -> list[Gradient]:
         if s.role == "gradient" and s.id in last
     ]
     if not found:
-        raise PresageError("the step makes no gradients of parameters: there is nothing for the ranks to share")
+        why = "the step makes no gradients of parameters: there is nothing for the ranks to share"
+        raise PresageError(why if graph.memory_known else f"{graph.source}: {UNNAMED}")
     return sorted(found, key=lambda g: (g.ready, g.storage))
 
 
