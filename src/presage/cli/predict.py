@@ -93,8 +93,6 @@ def command(
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
-    presage predict trace.json.gz --gpu h100
-
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 
     presage predict step.presage --json - --trace out.json --report out.html
