@@ -79,6 +79,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/python docs/make_steps.py $(DATA)
 	$(BIN)/python docs/make_placement.py $(DATA)
 	$(BIN)/presage accuracy et $(DATA)/h200/workloads.py $(DATA)/h200/et $(DATA)/h200/measured.json
+	$(BIN)/presage accuracy et workloads/library.py data/h200_traces data/h200_traces/measured.json
 	$(BIN)/presage accuracy embeddings $(DATA)/h200/tbe_groups.json
 	$(BIN)/presage accuracy sharding $(DATA)/h200/tbe_sharding.json
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv

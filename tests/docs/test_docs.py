@@ -28,6 +28,7 @@ INSTALLS, SETS_UP = "installs packages from outside", "does what this suite is r
 SERVES = "goes on until it is stopped: tests/ui starts it and looks at its pages"
 GPU, OTHER = "needs a GPU", "names files of the reader's: only its options are checked"
 WRITTEN = "hours or minutes; writes files that are committed and tested for themselves"
+ET = "takes minutes; test_accuracy_et.py scores one step"
 SPREAD = "minutes, or another machine: test_scale.py does smaller ones in every place"
 NOT_RUN = {
     "make demo": SETS_UP,
@@ -64,6 +65,8 @@ NOT_RUN = {
     "presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree' "
     "--drop-rank-delay 2": OTHER,
     "presage accuracy ranks workloads/public.py ../shared/runs/public_runs.csv": "test_accuracy_ranks.py does it",
+    "presage accuracy et ../shared/h200/workloads.py ../shared/h200/et ../shared/h200/measured.json": ET,
+    "presage accuracy et workloads/library.py data/h200_traces data/h200_traces/measured.json": ET,
     "presage accuracy stragglers trace-AR.csv.gz trace-ST.csv.gz": "test_accuracy_stragglers.py does it",
     "presage accuracy stragglers FOLDER --json - --out rows.csv": "test_accuracy_stragglers.py does it",
     "python examples/gloo.py --ranks 2 --slow-rank 1 --delay-ms 200 --out out/late": "test_gloo.py does it",
