@@ -267,24 +267,17 @@ def _efficient_backward_parts(b: CallLowering, grad: Arg, q: Arg, k: Arg, out: A
     g, query = b.get(grad), b.get(q)
     batch, length, heads, depth = query.shape
     wide = "float32"
-    parts = []
-    for ref in (grad, out):
-        if g.dtype != wide:
-            with b.inside("aten::to", "aten::_to_copy"):
-                whole = b.new(g.shape, wide)
-                b.host("aten::empty_strided")
-                copy(b, whole, ref)
-                parts.append(whole)
-        else:
-            parts.append(ref)  # type: ignore[arg-type]
+    if query.dtype != wide:  # kernels of half precision sum the rows themselves
+        b.empty((batch, heads, length), wide)
+        return
     product, rows = b.new(g.shape, wide), b.new(g.shape[:3], wide)
-    b.op("aten::mul", parts, [product], overload="Tensor")
+    b.op("aten::mul", [grad, out], [product], overload="Tensor")
     b.op("aten::sum", [product, [-1], False, None], [rows], overload="dim_IntList")
     turned = b.reshaped(rows, (batch, heads, length), (heads * length, 1, heads))
     contiguous(b, turned)
     b.drop(product)
     b.drop(rows)
-    if query.dtype == wide and b.get(k).shape[1] > 64:
+    if b.get(k).shape[1] > 64:
         # partial sums of the queries' gradient, 64 rows and a 16-byte head each
         blocks = ceil(length / 64) * ceil(depth / 64)
         fill(b, b.empty((batch * heads * blocks * (64 * 64 * 4 + 16),), "uint8"))
