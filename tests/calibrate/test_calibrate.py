@@ -37,8 +37,23 @@ def test_draws_are_repeatable_and_are_what_was_measured(name: str) -> None:
         drawn = json.loads(json.dumps(draw(name, seed, count)))
         found, rows = rows[:count], rows[count:]
         # a builder adds what it saw of random indices
-        assert [{k: v for k, v in p.items() if k not in ("distinct", "most")} for p in found] == drawn
+        for p, q in zip(found, drawn, strict=True):
+            _same_draw({k: v for k, v in p.items() if k not in ("distinct", "most")}, q)
     assert not rows
+
+
+def _same_draw(measured: Any, drawn: Any) -> None:
+    """Large sizes may differ by 1: processors round powers and logarithms differently."""
+    if isinstance(measured, dict):
+        assert measured.keys() == drawn.keys()
+        measured, drawn = list(measured.values()), list(drawn.values())
+    if isinstance(measured, list):
+        for p, q in zip(measured, drawn, strict=True):
+            _same_draw(p, q)
+    elif type(measured) is int and measured > 10**6:
+        assert abs(measured - drawn) <= 1
+    else:
+        assert measured == drawn
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -201,7 +201,7 @@ def test_bash_completes_by_its_script(tmp_path: Path) -> None:
 
 
 def test_completion_is_quick() -> None:
-    """Under 0.4 s of work, for a shell asks at every key; and nothing heavy is loaded."""
+    """A shell asks at every key: five times the work of loading typer at most, and nothing heavy is loaded."""
     code = (
         "import sys; sys.argv = ['presage']\nfrom presage.cli.app import main\ntry:\n    main()\nexcept SystemExit:\n"
     )
@@ -209,7 +209,7 @@ def test_completion_is_quick() -> None:
     settings = os.environ | {"_PRESAGE_COMPLETE": "complete_bash"} | SHELLS["bash"]("presage whatif x --apply fu")
     found, took = worked([sys.executable, "-c", code], settings)
     assert found.splitlines() == ["fused_adam", "fused_chains", "fused_attention", "[]"]
-    assert took < 0.4
+    assert took < 5 * worked([sys.executable, "-c", "import typer.main"], settings)[1]
 
 
 def test_words_that_are_completed_are_those_that_are_known() -> None:

@@ -50,7 +50,7 @@ def test_a_saved_trace_is_read_back_as_the_step_it_was(gpt: Graph, suffix: str, 
 def test_ranks_are_saved_and_read_back_with_their_groups(tmp_path: Path) -> None:
     for rank in range(4):
         group = (0, 2) if rank % 2 == 0 else (1, 3)
-        write(tmp_path / f"rank_{rank}.json", [linear(), collective("allreduce", ranks=group)])
+        write(tmp_path / f"rank_{rank}.json", [linear(), collective("allreduce", group, rank // 2)])
     graphs = trace_graphs(tmp_path)
     assert [g.ranks for g in graphs] == [(0, 1, 2, 3)] and graphs[0].groups == {"0 tp": (0, 2)}
     (tmp_path / "out").mkdir()
@@ -93,9 +93,9 @@ def linear(out: int = 9) -> Node:
     return Node("aten::linear", args, result, [view, product])
 
 
-def collective(name: str, ranks: tuple[int, ...]) -> Node:
+def collective(name: str, ranks: tuple[int, ...], place: int = 0) -> Node:
     stride = ranks[1] - ranks[0]
-    rest = [7, ["0", "tp"], 0, name, [], [], ranks[0], stride, len(ranks)]
+    rest = [7, ["0", "tp"], place, name, [], [], ranks[0], stride, len(ranks)]
     inner = Node("record_param_comms", [tensor(9, 64, 16), *rest], [tensor(9, 64, 16)])
     waits = Node("record_param_comms", [7, ["", ""], 0, "wait", [], [], -1, -1, 1])
     return Node("c10d::allreduce_", [tensor(9, 64, 16)], [tensor(9, 64, 16)], [inner, waits])
@@ -260,6 +260,16 @@ def test_several_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert len(trace_graphs(tmp_path / "a_*.json")) == 1
     with pytest.raises(InputError, match="no execution trace is called so"):
         trace_graphs(tmp_path / "c_*.json")
+
+
+def test_the_star_of_a_pattern_is_a_rank(tmp_path: Path) -> None:
+    """et_*.json does not mean et_plus_0.json too; two files of one rank are refused."""
+    for rank in range(2):
+        for name in ("et", "et_plus"):
+            write(tmp_path / f"{name}_{rank}.json", [linear(), collective("allreduce", (0, 1), rank)])
+    assert [g.ranks for g in trace_graphs(tmp_path / "et_*.json")] == [(0, 1)]
+    with pytest.raises(InputError, match=r"et_plus_0.json: is of rank 0, and so is et_0.json: give the files of one run alone"):
+        trace_graphs(tmp_path / "et*_0.json")
 
 
 # ---- public and measured traces

@@ -50,12 +50,13 @@ def _stem(file: Path) -> str:
 
 
 def _one_run(place: Path) -> list[Path]:
-    """The files of one run: all whose names are the same but for the rank."""
+    """The files of one run: all whose names are the same but for the rank. The star of et_*.json is such a rank."""
     files = _files(place)
-    runs = sorted({f"{NUMBER.sub('*', _stem(f))}{f.name.removeprefix(_stem(f))}" for f in files})
+    names = {file: f"{NUMBER.sub('*', _stem(file))}{file.name.removeprefix(_stem(file))}" for file in files}
+    runs = sorted(set(names.values()))
     if len(runs) > 1 and place.is_dir():
         raise InputError(place, f"holds traces of several runs: give one of them, as in '{place / runs[0]}' (quoted)")
-    return files
+    return [file for file in files if names[file] == place.name] or files
 
 
 def trace_graphs(path: str | Path, assume: Mapping[str, str] | None = None) -> list[Graph]:
@@ -119,6 +120,9 @@ def _rank_numbers(said: Sequence[int | None], files: Sequence[Path]) -> list[int
     """Ranks as the traces say, else by the last number in their files' names, else in order."""
     if len(said) == 1:
         return [said[0] or 0]
+    for file, rank in zip(files, said, strict=True):
+        if rank is not None and said.count(rank) > 1 and (first := files[said.index(rank)]) != file:
+            raise InputError(file, f"is of rank {rank}, and so is {first.name}: give the files of one run alone")
     numbers = [NUMBER.search(_stem(file)) for file in files]
     for found in (list(said), [int(n[0]) if n else None for n in numbers]):
         if sorted(-1 if r is None else r for r in found) == list(range(len(files))):
