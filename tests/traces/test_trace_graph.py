@@ -268,7 +268,9 @@ def test_the_star_of_a_pattern_is_a_rank(tmp_path: Path) -> None:
         for name in ("et", "et_plus"):
             write(tmp_path / f"{name}_{rank}.json", [linear(), collective("allreduce", (0, 1), rank)])
     assert [g.ranks for g in trace_graphs(tmp_path / "et_*.json")] == [(0, 1)]
-    with pytest.raises(InputError, match=r"et_plus_0.json: is of rank 0, and so is et_0.json: give the files of one run alone"):
+    with pytest.raises(
+        InputError, match=r"et_plus_0.json: is of rank 0, and so is et_0.json: give the files of one run alone"
+    ):
         trace_graphs(tmp_path / "et*_0.json")
 
 
