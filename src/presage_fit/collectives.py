@@ -8,7 +8,6 @@ values where rows are few: a fabric's on those of any fabric, and those on NCCL'
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives.curve import STEP, Correction, Corrections
+from presage.costs.collectives.curve import Corrections, fit_curve
 from presage.costs.collectives.group import RankGroup
 from presage.costs.collectives.law import (
     ANY,
@@ -131,29 +130,6 @@ def _corrections(rows: Sequence[MeasuredCollective], laws: Laws) -> Corrections:
         expected = law_seconds(protocol_costs(of[0].op, of[0].group, of[0].platform, laws), nbytes)
         found[key] = fit_curve(nbytes, np.log(seconds / expected))
     return Corrections(found, {r.platform.key: r.platform.fabrics for r in rows})
-
-
-# ---- corrections of single curves
-
-STIFF, TO_ZERO = 0.3, 0.05  # how much neighbouring knots pull at each other, and zero at each
-CURVE_OUTLIER = 0.05  # residuals beyond it count less
-
-
-def fit_curve(nbytes: Array, logs: Array) -> Correction:
-    """The smooth correction through log ratios, by ridge; single measurements far off count little."""
-    x = np.log2(nbytes)
-    first = math.floor(x.min())
-    count = max(math.ceil((x.max() - first) / STEP) + 1, 2)
-    place = (x - first) / STEP
-    basis = np.maximum(1 - np.abs(place[:, None] - np.arange(count)), 0.0)
-    ridge = np.concatenate([STIFF * np.diff(np.eye(count), axis=0), TO_ZERO * np.eye(count)])
-    weight = np.ones(len(x))
-    for _ in range(6):
-        rows = np.concatenate([basis * weight[:, None], ridge])
-        goal = np.concatenate([logs * weight, np.zeros(len(ridge))])
-        values = np.linalg.lstsq(rows, goal, rcond=None)[0]
-        weight = np.sqrt(1 / np.maximum(np.abs(basis @ values - logs) / CURVE_OUTLIER, 1.0))
-    return Correction(float(first), tuple(float(v) for v in values))
 
 
 def save_parameters(fitted: CollectiveParameters, path: Path) -> None:

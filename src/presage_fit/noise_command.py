@@ -37,9 +37,24 @@ Group = Annotated[
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).", show_default=False)
+    ] = [],  # noqa: B006
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="NOISE.toml", help="Write the noise file (see docs/noise.md).")
+        Path | None, typer.Option("--out", metavar="FILE.toml", help="Write the noise file, or the platform file.")
+    ] = None,
+    collectives: Annotated[
+        list[Path],
+        typer.Option("--collectives", metavar="LOG", help="Output of nccl-tests on your cluster (repeatable)."),
+    ] = [],  # noqa: B006
+    platform: Annotated[
+        str | None,
+        typer.Option(
+            "--platform",
+            metavar="NAME",
+            help="With --collectives: the platform they were measured on.",
+            autocompletion=complete.platforms,
+        ),
     ] = None,
     gpu: Gpu = None,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Prior: number of GPUs.")] = None,
@@ -58,15 +73,15 @@ def command(
             help="Per-GPU times: their kernel class (products: GEMM, attention, streams: memory-bound, ...).",
         ),
     ] = "products",
-    collectives: Annotated[
+    communication: Annotated[
         str | None,
-        typer.Option("--collectives", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
+        typer.Option("--communication", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
     ] = None,
     column: Columns = [],  # noqa: B006
     group: Group = None,
     json: Json = None,
 ) -> None:
-    """Fit a noise model to your traces and logs, for the --noise option of other commands.
+    """Fit a noise model to your traces and logs, for --noise of other commands; or collectives, for their --platform.
 
     Kineto traces of all ranks of a run (or their folder): spread over GPUs, steps and operations, by kernel class.
 
@@ -78,21 +93,48 @@ def command(
 
     Several files fill different parts. With --gpu and --gpus, the rest is taken from presage's defaults for such a job.
 
+    With --collectives: the output of nccl-tests on your cluster becomes a platform file whose curves come first.
+
     presage fit gpus.csv steps.log --gpu h100_sxm --gpus 1024 --out noise.toml
+
+    presage fit --collectives all_reduce.log --platform dgx-h100 --out mine.toml
     """
+    if collectives:
+        _fit_collectives(files, collectives, platform, out, json)
+        return
     from presage.noise.files import write_noise
     from presage.noise.model import CLASSES, COMMUNICATION
     from presage_fit.noise import Facts, fit_files
 
     _known(kind, CLASSES)
-    _known(collectives, COMMUNICATION)
+    _known(communication, COMMUNICATION)
     facts = Facts(gpu, gpus, per_node, seconds, conditions)
     with status(f"reading {len(files)} file{'s' if len(files) > 1 else ''}"):
-        found = fit_files(files, facts, kind, collectives, parse_columns(column), group)
+        found = fit_files(files, facts, kind, communication, parse_columns(column), group)
     if out is not None:
         write_noise(found.belief, out)
     if emit(json, lambda: to_json(found)):
         _print(found, out)
+
+
+def _fit_collectives(files: list[Path], logs: list[Path], base: str | None, out: Path | None, json: str | None) -> None:
+    from presage_fit.nccl_tests import curves_table, measured_platform, write_platform
+
+    if files:
+        raise PresageError(f"--collectives fits a platform, not noise: leave out {files[0]}, or fit it by itself")
+    if base is None:
+        raise PresageError("--collectives: say where they were measured with --platform (presage platforms lists them)")
+    found = measured_platform(logs, base)
+    if out is not None:
+        write_platform(found, out)
+    if emit(json, found.to_json):
+        n = len(found.curves)
+        print_answer(f"{n} measured curve{'s' if n > 1 else ''} of collectives on {found.base.name}.")
+        page = console()
+        page.print()
+        page.print(curves_table(found))
+        told = f"written: {out}; use it with --platform {out}" if out else "--out FILE.toml writes the platform file"
+        page.print(f"\n{told}")
 
 
 def to_json(found: FittedNoise) -> dict[str, Any]:

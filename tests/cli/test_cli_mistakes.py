@@ -77,7 +77,7 @@ MISTAKES = [
     *(f"job {EXPERTS} --draws 100 --expert-skew {x}" for x in ("-1", "nan", "inf", "1e9")),
     f"job {JOBS / 'llama3.1-405b.toml'} --expert-skew 0.3",
     *(f"fit {f}" for f in (*TABLES, "folder", "missing", "text.toml", "empty.toml", JOB)),
-    *(f"fit gpus.csv {o}" for o in ("--class gemm", "--collectives gemm", "--column gpu", "--column gpu=card")),
+    *(f"fit gpus.csv {o}" for o in ("--class gemm", "--communication gemm", "--column gpu", "--column gpu=card")),
     *(f"fit gpus.csv --gpu h100_sxm --gpus 8 {o}" for o in ("--step-seconds inf", "--conditions lab", "--out folder")),
     *(f"place {JOB} --speeds {f}" for f in (*TABLES, "folder", "missing")),
     *(f"place {JOB} --speeds random:{x}" for x in ("", "x", "-1", "nan", "0.1:0.1", "0.1:0.1:inf", "0.1:0.1:1e300")),

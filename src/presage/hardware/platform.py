@@ -51,6 +51,17 @@ class NetworkLink:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredCurve:
+    """Seconds of a collective by bytes, measured on a platform in one group of ranks."""
+
+    op: str
+    ranks: int
+    per_domain: int
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     """GPUs and their links, innermost tier first."""
 
@@ -59,6 +70,7 @@ class Platform:
     gpu: Gpu
     links: tuple[NetworkLink, ...]
     facts: tuple[SourcedFigures, ...] = field(default=(), compare=False, repr=False)
+    measured: tuple[MeasuredCurve, ...] = field(default=(), repr=False)  # on the user's own machines
 
     @property
     def domain(self) -> int:
@@ -73,10 +85,16 @@ class Platform:
 
 def platform(name: str) -> Platform:
     """A platform by its short name (dgx-h100), or from a .toml file."""
+    path = platform_file(name)
+    return _shipped(path) if not name.endswith(".toml") else read_platform(path)
+
+
+def platform_file(name: str) -> Path:
+    """The file of a platform by its short name, or the path of a .toml file itself."""
     path = find_file(KIND, name)
     if path is None:
         raise unknown_name("platform", name)
-    return _shipped(path) if not name.endswith(".toml") else read_platform(path)
+    return path
 
 
 @cache
@@ -94,14 +112,15 @@ def read_platform(path: str | Path) -> Platform:
     """A platform from its data file."""
     path = Path(path)
     table = load_toml(path)
-    tiers = table.pop("links", None)
+    tiers, curves = table.pop("links", None), table.pop("collectives", [])
     if not isinstance(tiers, list) or not tiers or not all(isinstance(t, dict) for t in tiers):
         raise InputError(path, "no [[links]] in it", "links")
     top = check_figures(path, table | {"figures": []}, TEXTS, {})
     chip = _gpu(path, top.texts["gpu"])
     links = tuple(_link(path, tier, chip) for tier in tiers)
     _check(path, links)
-    return Platform(path.stem, top.texts["name"], chip, links, tuple(link.facts for link in links if link.facts))
+    facts = tuple(link.facts for link in links if link.facts)
+    return Platform(path.stem, top.texts["name"], chip, links, facts, _measured(path, curves, links))
 
 
 def _gpu(path: Path, name: str) -> Gpu:
@@ -146,6 +165,32 @@ def _bandwidth(path: Path, refers: Any, given: float | None, chip: Gpu) -> float
     if bandwidth is None:
         raise InputError(path, f"is {refers!r}, which {chip.key} has none of", "bandwidth")
     return float(bandwidth)
+
+
+WORDS = {str: "a text", int: "a whole number", list: "a list of numbers"}
+CURVE = {"op": str, "ranks": int, "ranks_per_domain": int, "bytes": list, "time_us": list}
+
+
+def _measured(path: Path, curves: Any, links: tuple[NetworkLink, ...]) -> tuple[MeasuredCurve, ...]:
+    """The tables [[collectives]] of a platform file, as `presage fit --collectives` writes them."""
+    if not isinstance(curves, list) or not all(isinstance(c, dict) for c in curves):
+        raise InputError(path, "should be tables: [[collectives]]", "collectives")
+    return tuple(_measured_curve(path, c, links) for c in curves)
+
+
+def _measured_curve(path: Path, table: dict[str, Any], links: tuple[NetworkLink, ...]) -> MeasuredCurve:
+    for key, of in CURVE.items():
+        if not isinstance(table.get(key), of) or isinstance(table[key], bool):
+            raise InputError(path, f"should be {WORDS[of]}", f"collectives.{key}")
+    if more := table.keys() - CURVE.keys():
+        raise InputError(path, f"is unknown: choose from {', '.join(CURVE)}", f"collectives.{sorted(more)[0]}")
+    ranks, near, nbytes, times = (table[k] for k in ("ranks", "ranks_per_domain", "bytes", "time_us"))
+    if not 2 <= ranks <= links[-1].ranks or not 1 <= near <= min(ranks, links[0].ranks):
+        raise InputError(path, f"{ranks} ranks, {near} in a domain, are no group of this platform", "collectives.ranks")
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < 1e18 for v in [*nbytes, *times])
+    if not numbers or not nbytes or len(nbytes) != len(times) or sorted(set(nbytes)) != nbytes:
+        raise InputError(path, "should be as many rising sizes as times, all above 0", "collectives.bytes")
+    return MeasuredCurve(table["op"], ranks, near, tuple(map(float, nbytes)), tuple(t * US for t in times))
 
 
 def _check(path: Path, links: tuple[NetworkLink, ...]) -> None:

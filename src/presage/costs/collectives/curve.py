@@ -80,6 +80,27 @@ class Correction:
         return np.interp(x, np.arange(len(self.values)), self.values)
 
 
+STIFF, TO_ZERO = 0.3, 0.05  # how much neighbouring knots pull at each other, and zero at each
+CURVE_OUTLIER = 0.05  # residuals beyond it count less
+
+
+def fit_curve(nbytes: Array, logs: Array) -> Correction:
+    """The smooth correction through log ratios, by ridge; single measurements far off count little."""
+    x = np.log2(nbytes)
+    first = math.floor(x.min())
+    count = max(math.ceil((x.max() - first) / STEP) + 1, 2)
+    place = (x - first) / STEP
+    basis = np.maximum(1 - np.abs(place[:, None] - np.arange(count)), 0.0)
+    ridge = np.concatenate([STIFF * np.diff(np.eye(count), axis=0), TO_ZERO * np.eye(count)])
+    weight = np.ones(len(x))
+    for _ in range(6):
+        rows = np.concatenate([basis * weight[:, None], ridge])
+        goal = np.concatenate([logs * weight, np.zeros(len(ridge))])
+        values = np.linalg.lstsq(rows, goal, rcond=None)[0]
+        weight = np.sqrt(1 / np.maximum(np.abs(basis @ values - logs) / CURVE_OUTLIER, 1.0))
+    return Correction(float(first), tuple(float(v) for v in values))
+
+
 @dataclass(frozen=True)
 class Corrections:
     """Corrections by platform, op and group, and the fabrics of those platforms, innermost first."""

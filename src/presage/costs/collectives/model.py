@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.collectives.curve import GRID, Array, Correction, Corrections, TimeCurve
+from presage.costs.collectives.curve import GRID, Array, Correction, Corrections, TimeCurve, fit_curve
 from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
 from presage.costs.collectives.law import Coefficients, Laws, knots, law_seconds, least_seconds_per_byte, protocol_costs
 from presage.errors import PresageError
@@ -95,7 +95,7 @@ class Collectives:
 
 @cache
 def _of(platform: Platform) -> Collectives:
-    return Collectives(platform, shipped_parameters())
+    return Collectives(platform, with_measured(shipped_parameters(), platform))
 
 
 # ---- fitted parameters as a file
@@ -120,6 +120,21 @@ def load_parameters(path: Path) -> CollectiveParameters:
         for c in table["curves"]
     }
     return CollectiveParameters(laws, Corrections(curves, table["fabrics"]))
+
+
+def with_measured(fitted: CollectiveParameters, here: Platform) -> CollectiveParameters:
+    """Parameters with corrections from the curves in a platform's own file; these come before all others."""
+    if not here.measured:
+        return fitted
+    curves = dict(fitted.corrections.curves)
+    for c in here.measured:
+        if c.op not in OPS:
+            raise PresageError(f"{here.key}: unknown collective {c.op!r}: choose from {', '.join(OPS)}")
+        group, nbytes = RankGroup(c.ranks, c.per_domain), np.array(c.nbytes)
+        expected = law_seconds(protocol_costs(c.op, group, here, fitted.laws), nbytes)
+        curves[here.key, c.op, group] = fit_curve(nbytes, np.log(np.array(c.seconds) / expected))
+    fabrics = fitted.corrections.fabrics | {here.key: here.fabrics}
+    return CollectiveParameters(fitted.laws, Corrections(curves, fabrics))
 
 
 @cache
