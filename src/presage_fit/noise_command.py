@@ -36,47 +36,56 @@ Group = Annotated[
 ]
 
 
+Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE.toml", help="Write the noise file, or the platform file.")
+]
+Logs = Annotated[
+    list[Path],
+    typer.Option("--collectives", metavar="LOG", help="Output of nccl-tests on your cluster (repeatable)."),
+]
+MeasuredOn = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="NAME",
+        help="With --collectives: the platform they were measured on.",
+        autocompletion=complete.platforms,
+    ),
+]
+GpuCount = Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Prior: number of GPUs.")]
+PerNode = Annotated[
+    int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Prior: GPUs per node (default: 8).")
+]
+StepSeconds = Annotated[
+    float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="Prior: step time, s.")
+]
+KernelClass = Annotated[
+    str,
+    typer.Option(
+        "--class",
+        metavar="NAME",
+        help="Per-GPU times: their kernel class (products: GEMM, attention, streams: memory-bound, ...).",
+    ),
+]
+Communication = Annotated[
+    str | None,
+    typer.Option("--communication", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
+]
+
+
 def command(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).", show_default=False)
-    ] = [],  # noqa: B006
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.toml", help="Write the noise file, or the platform file.")
-    ] = None,
-    collectives: Annotated[
-        list[Path],
-        typer.Option("--collectives", metavar="LOG", help="Output of nccl-tests on your cluster (repeatable)."),
-    ] = [],  # noqa: B006
-    platform: Annotated[
-        str | None,
-        typer.Option(
-            "--platform",
-            metavar="NAME",
-            help="With --collectives: the platform they were measured on.",
-            autocompletion=complete.platforms,
-        ),
-    ] = None,
+    files: Files = [],  # noqa: B006
+    out: Out = None,
+    collectives: Logs = [],  # noqa: B006
+    platform: MeasuredOn = None,
     gpu: Gpu = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="Prior: number of GPUs.")] = None,
-    per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", metavar="N", min=1, help="Prior: GPUs per node (default: 8).")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option("--step-seconds", metavar="S", min=1e-6, max=1e9, help="Prior: step time, s.")
-    ] = None,
+    gpus: GpuCount = None,
+    per_node: PerNode = None,
+    seconds: StepSeconds = None,
     conditions: Conditions = "production",
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--class",
-            metavar="NAME",
-            help="Per-GPU times: their kernel class (products: GEMM, attention, streams: memory-bound, ...).",
-        ),
-    ] = "products",
-    communication: Annotated[
-        str | None,
-        typer.Option("--communication", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
-    ] = None,
+    kind: KernelClass = "products",
+    communication: Communication = None,
     column: Columns = [],  # noqa: B006
     group: Group = None,
     json: Json = None,
