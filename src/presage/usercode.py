@@ -198,6 +198,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "it downloads something, and there is no network: download it before, or build the model from its config",
     ),
     (
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: (.+)$",
+        "there is no {0}: paths of the code start in the folder where presage is run; run it where the script is run, "
+        "or name another file in its arguments",
+    ),
+    (
         r"uninitialized parameter",
         "a lazy module's sizes are not known yet: call the model once on the host, before it is moved to the GPU",
     ),

@@ -151,6 +151,7 @@ def test_the_step_to_take_can_be_chosen() -> None:
     [
         ("classify.py", ["--device", "cpu"], {}, "ran on the CPU: nothing to predict"),
         ("classify.py", ["--batch"], {}, "classify.py ended before its step was captured: classify.py: error: "),
+        ("classify.py", ["--batch"], {}, "; its own arguments go after --: "),
         ("amp.py", ["--no-train"], {}, "ended without optimizer.step()"),
         ("amp.py", ["--iterations", "1"], {}, "ended after 1 optimizer step: "),
         ("amp.py", ["--iterations", "2"], {"step": "no_such"}, "ended without a call of no_such"),

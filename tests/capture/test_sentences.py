@@ -32,6 +32,14 @@ def test_errors_of_other_libraries_become_sentences_with_a_remedy(text, said):
     assert said in told and not any(word in told for word in RAW) and len(told) < 300
 
 
+def test_a_file_that_is_not_there_is_told_with_where_paths_start(tmp_path):
+    def build(device):
+        open(tmp_path / "config.json")
+
+    with pytest.raises(PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json'.*where presage is run"):
+        capture(build)
+
+
 def test_an_error_without_a_sentence_is_cut_short():
     assert len(error_text(RuntimeError("word " * 1000))) < 330
     assert all(sentence for _, sentence in SENTENCES)

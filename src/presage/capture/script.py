@@ -31,6 +31,7 @@ from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_back
 
 STEPS = 8  # that are looked at for two alike
 DUE = (True, False, True)
+USAGE = 2  # exit code of argparse where it cannot read the arguments
 
 
 class _NotMean(BaseException):
@@ -229,7 +230,9 @@ def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, wa
         pass
     except SystemExit as e:
         if steps.profile is None and e.code not in (0, None):
-            raise PresageError(f"{script.name} ended before its step was captured: {process.last_words(e)}") from e
+            hint = f"; its own arguments go after --: {script.target} -- ARGUMENTS" if e.code == USAGE else ""
+            words = process.last_words(e)
+            raise PresageError(f"{script.name} ended before its step was captured: {words}{hint}") from e
     except BaseException:
         if steps.profile is None:
             raise
