@@ -160,7 +160,7 @@ def test_the_step_to_take_can_be_chosen() -> None:
             "endless.py",
             [],
             {"limit": 1.0},
-            "did not reach optimizer.step() in 1 s: give it more time (--limit SECONDS)",
+            "endless.py:10): give it more time (--limit SECONDS)",
         ),
         ("gpt.py", ["--nosuch=1"], {}, "gpt.py:33: ValueError: Unknown config key: nosuch"),
         ("pack/net.py", [], {}, "ended without optimizer.step()"),
