@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -313,11 +314,16 @@ class StepWatch:
         return self.stepped if self.script.step else self.cycle.number
 
     def notes(self) -> Iterator[str]:
-        """What a step leaves out."""
-        order, round_ = set(self.cycle.order), set(self.cycle.order[-self.cycle.period :])
-        rare = sorted({type(o).__name__ for o, n in self._numbers.items() if n in order - round_})
-        if rare and not self.script.step:
+        """What a step leaves out, and what of it is not once in a step."""
+        if self.script.step:
+            return
+        order, round_ = set(self.cycle.order), Counter(self.cycle.order[-self.cycle.period :])
+        rare = sorted({type(o).__name__ for o, n in self._numbers.items() if n in order - round_.keys()})
+        if rare:
             yield f"{' and '.join(rare)} stepped less often than the other optimizers: no part of this step"
+        most = max(round_.values(), default=1)
+        if most > 1:
+            yield f"the step is one round of {len(round_)} optimizers, in which one of them steps {most} times"
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs

@@ -115,6 +115,8 @@ def test_optimizers_that_take_turns_make_one_step(critics: int) -> None:
     graph = graph_of("gan.py", str(critics))
     per_optimizer = names(graph_of("gan.py"), "optimizer").total() // 2
     assert names(graph, "optimizer").total() == (critics + 1) * per_optimizer
+    said = f"the step is one round of 2 optimizers, in which one of them steps {critics} times"
+    assert (said in graph.notes) == (critics > 1)
 
 
 def test_a_scaler_and_accumulation_need_nothing_special() -> None:
