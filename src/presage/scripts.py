@@ -28,6 +28,7 @@ from presage.usercode import FunctionCalls
 MODULE = "-m "
 LIMIT = 300.0  # seconds
 ENOUGH = 16  # rounds of the same optimizers, after which one that has not stepped yet is no longer waited for
+WARM_UPS = 12  # steps on another stream than the usual one that may come before a CUDA graph is captured
 RARELY = 6  # the same of one that has stepped before: an outer optimizer, say, that steps every 30 rounds
 _INSTALLED = (os.path.dirname(os.__file__), os.path.dirname(__file__))
 QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}  # loggers that would call home
@@ -259,6 +260,13 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def _on_other_stream() -> bool:
+    """Whether kernels go to another stream than the usual one now, as those of warm-ups for CUDA graphs do."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()
+
+
 class StepWatch:
     """Tells a listener of the steps of a script: by its optimizers, or by calls of its `step` function."""
 
@@ -270,6 +278,9 @@ class StepWatch:
         self._next = count()
         self._begun_at = -1
         self._later: list[Callable[[], None]] = []  # what is put off to the end of a backward pass
+        self._graph: Any = None  # the CUDA graph that is being captured
+        self._held: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # optimizers that step in CUDA graphs
+        self._warm_ups = 0
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -307,6 +318,28 @@ class StepWatch:
         stack.callback(setattr, torch.autograd, "_engine_run_backward", backward)
         torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
         stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._follow_graphs(stack, torch.cuda.CUDAGraph)
+
+    def _follow_graphs(self, stack: ExitStack, kind: Any) -> None:
+        """An optimizer that steps in a CUDA graph steps when the graph is replayed, not when it is captured."""
+        begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+        def begun(graph: Any, *args: Any, **kwargs: Any) -> None:
+            self._graph = graph
+            begin(graph, *args, **kwargs)
+
+        def ended(graph: Any) -> None:
+            self._graph = None
+            end(graph)
+
+        def replayed(graph: Any) -> None:
+            replay(graph)
+            for number in self._held.get(graph, ()):
+                self._stepped(number)
+
+        for name, followed in {"capture_begin": begun, "capture_end": ended, "replay": replayed}.items():
+            stack.callback(setattr, kind, name, getattr(kind, name))
+            setattr(kind, name, followed)
 
     @property
     def steps(self) -> int:
@@ -327,9 +360,17 @@ class StepWatch:
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
+        if self._graph is not None:
+            self._held.setdefault(self._graph, []).append(self._number(optimizer))
+            return
+        self._warm_ups += _on_other_stream()
+        if not _on_other_stream() or self._warm_ups > WARM_UPS:
+            self._stepped(self._number(optimizer))
+
+    def _stepped(self, number: int) -> None:
         self.stepped += 1
         self.listener.mark()
-        if not self.cycle.stepped(self._number(optimizer), set(self._numbers.values())):
+        if not self.cycle.stepped(number, set(self._numbers.values())):
             return
         if in_backward():  # a hook's step: profiles do not begin or end there
             self._later.append(self._step_ended)

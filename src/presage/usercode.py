@@ -138,6 +138,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "sequence, halved, has to be a multiple of 32",
     ),
     (
+        r"(\w+::\w+): Expected all tensors to be on the same device",
+        "{0} is given tensors of the GPU and of the CPU, where PyTorch fails on a GPU too: move them to one device",
+    ),
+    (
         r"(\w+::_?sparse\w*): |(\w+::\w+): .*'Sparse\w*' backend",
         "{0} works on sparse tensors, which is not captured: use dense tensors, index_add or scatter for the capture",
     ),

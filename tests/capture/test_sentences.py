@@ -15,6 +15,7 @@ RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
     ("text", "said"),
     [
         ("aten::_coalesce: Could not run 'aten::empty' with arguments from the 'SparseCUDA' backend", "index_add"),
+        ("aten::mul: Expected all tensors to be on the same device, but found two", "aten::mul is given tensors of the"),
         ("aten::_thing: Found no NVIDIA driver on your system.", "register_op('aten::_thing'"),
         ("You should register `PrivateUse1HooksInterface`", "pin_memory"),
         ("There was no rule registered for HigherOrderOperator flex_attention and mode <x>", "flex_attention"),
