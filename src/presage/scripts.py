@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from presage.usercode import FunctionCalls
 MODULE = "-m "
 LIMIT = 300.0  # seconds
 ENOUGH = 16  # rounds of the same optimizers, after which one that has not stepped yet is no longer waited for
+WARM_UPS = 12  # steps on another stream than the usual one that may come before a CUDA graph is captured
 RARELY = 6  # the same of one that has stepped before: an outer optimizer, say, that steps every 30 rounds
 _INSTALLED = (os.path.dirname(os.__file__), os.path.dirname(__file__))
 QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled"}  # loggers that would call home
@@ -258,6 +260,13 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def _on_other_stream() -> bool:
+    """Whether kernels go to another stream than the usual one now, as those of warm-ups for CUDA graphs do."""
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()
+
+
 class StepWatch:
     """Tells a listener of the steps of a script: by its optimizers, or by calls of its `step` function."""
 
@@ -269,6 +278,9 @@ class StepWatch:
         self._next = count()
         self._begun_at = -1
         self._later: list[Callable[[], None]] = []  # what is put off to the end of a backward pass
+        self._graph: Any = None  # the CUDA graph that is being captured
+        self._held: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # optimizers that step in CUDA graphs
+        self._warm_ups = 0
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -306,6 +318,28 @@ class StepWatch:
         stack.callback(setattr, torch.autograd, "_engine_run_backward", backward)
         torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
         stack.callback(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
+        self._follow_graphs(stack, torch.cuda.CUDAGraph)
+
+    def _follow_graphs(self, stack: ExitStack, kind: Any) -> None:
+        """An optimizer that steps in a CUDA graph steps when the graph is replayed, not when it is captured."""
+        begin, end, replay = kind.capture_begin, kind.capture_end, kind.replay
+
+        def begun(graph: Any, *args: Any, **kwargs: Any) -> None:
+            self._graph = graph
+            begin(graph, *args, **kwargs)
+
+        def ended(graph: Any) -> None:
+            self._graph = None
+            end(graph)
+
+        def replayed(graph: Any) -> None:
+            replay(graph)
+            for number in self._held.get(graph, ()):
+                self._stepped(number)
+
+        for name, followed in {"capture_begin": begun, "capture_end": ended, "replay": replayed}.items():
+            stack.callback(setattr, kind, name, getattr(kind, name))
+            setattr(kind, name, followed)
 
     @property
     def steps(self) -> int:
@@ -313,17 +347,30 @@ class StepWatch:
         return self.stepped if self.script.step else self.cycle.number
 
     def notes(self) -> Iterator[str]:
-        """What a step leaves out."""
-        order, round_ = set(self.cycle.order), set(self.cycle.order[-self.cycle.period :])
-        rare = sorted({type(o).__name__ for o, n in self._numbers.items() if n in order - round_})
-        if rare and not self.script.step:
+        """What a step leaves out, and what of it is not once in a step."""
+        if self.script.step:
+            return
+        order, round_ = set(self.cycle.order), Counter(self.cycle.order[-self.cycle.period :])
+        rare = sorted({type(o).__name__ for o, n in self._numbers.items() if n in order - round_.keys()})
+        if rare:
             yield f"{' and '.join(rare)} stepped less often than the other optimizers: no part of this step"
+        most = max(round_.values(), default=1)
+        if most > 1:
+            yield f"the step is one round of {len(round_)} optimizers, in which one of them steps {most} times"
 
     def _optimizer_stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
+        if self._graph is not None:
+            self._held.setdefault(self._graph, []).append(self._number(optimizer))
+            return
+        self._warm_ups += _on_other_stream()
+        if not _on_other_stream() or self._warm_ups > WARM_UPS:
+            self._stepped(self._number(optimizer))
+
+    def _stepped(self, number: int) -> None:
         self.stepped += 1
         self.listener.mark()
-        if not self.cycle.stepped(self._number(optimizer), set(self._numbers.values())):
+        if not self.cycle.stepped(number, set(self._numbers.values())):
             return
         if in_backward():  # a hook's step: profiles do not begin or end there
             self._later.append(self._step_ended)

@@ -138,6 +138,10 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "sequence, halved, has to be a multiple of 32",
     ),
     (
+        r"(\w+::\w+): Expected all tensors to be on the same device",
+        "{0} is given tensors of the GPU and of the CPU, where PyTorch fails on a GPU too: move them to one device",
+    ),
+    (
         r"(\w+::_?sparse\w*): |(\w+::\w+): .*'Sparse\w*' backend",
         "{0} works on sparse tensors, which is not captured: use dense tensors, index_add or scatter for the capture",
     ),
@@ -196,6 +200,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         r"HTTPError|ConnectionError|Max retries exceeded|name resolution|URLError|LocalEntryNotFound|couldn't connect"
         r"|offline mode is enabled|Connection refused",
         "it downloads something, and there is no network: download it before, or build the model from its config",
+    ),
+    (
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: (.+)$",
+        "there is no {0}: paths of the code start in the folder where presage is run; run it where the script is run, "
+        "or name another file in its arguments",
     ),
     (
         r"uninitialized parameter",

@@ -64,6 +64,23 @@ def test_ddp_reduces_its_buckets():
     assert graph.ranks == tuple(range(8)) and graph.groups == {"world": tuple(range(8))}
 
 
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_process_that_the_code_starts_for_each_gpu_is_this_ranks(rank):
+    steps = []
+
+    def worker(number, count):
+        dist.init_process_group("nccl", rank=number, world_size=count)
+        steps.append(training(nn.parallel.DistributedDataParallel(layers().to(number), device_ids=[number])))
+
+    def build(_):
+        torch.multiprocessing.spawn(worker, (torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+        return steps.pop()
+
+    graph = capture(build, variant=Variant(ranks=4, rank=rank))
+    assert collectives(graph) == [("all_reduce", "world", 4 * 4 * NUMBERS)]
+    assert sorted(graph.ranks) == [0, 1, 2, 3]
+
+
 def test_ddp_that_looks_for_unused_parameters_also_tells_which_were_used():
     def build(_):
         dist.init_process_group("nccl")

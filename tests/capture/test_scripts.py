@@ -115,6 +115,50 @@ def test_optimizers_that_take_turns_make_one_step(critics: int) -> None:
     graph = graph_of("gan.py", str(critics))
     per_optimizer = names(graph_of("gan.py"), "optimizer").total() // 2
     assert names(graph, "optimizer").total() == (critics + 1) * per_optimizer
+    said = f"the step is one round of 2 optimizers, in which one of them steps {critics} times"
+    assert (said in graph.notes) == (critics > 1)
+
+
+WHOLE_GRAPH = """
+import torch
+from torch import nn
+
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]).cuda()
+opt = torch.optim.AdamW(model.parameters(), capturable=True)
+x = torch.randn(8, 64, device="cuda")
+
+def train():
+    opt.zero_grad()
+    model(x).square().mean().backward()
+    opt.step()
+
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(3):
+        train()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    train()
+for _ in range(100):
+    x.copy_(torch.randn(8, 64))
+    graph.replay()
+"""
+
+
+def test_a_step_that_a_cuda_graph_holds_is_its_replay_not_its_warm_up() -> None:
+    Path("mine.py").write_text(WHOLE_GRAPH)
+    graph = ps.step_graph("mine.py")
+    replayed = [op for op in graph.ops if op.replayed]
+    assert {op.phase for op in replayed if op.kernels} == {"forward", "backward", "optimizer"}
+    assert sum(op.name == "aten::addmm" for op in replayed) == 4
+    assert not any(op.phase == "optimizer" for op in graph.ops if not op.replayed)
+
+
+def test_steps_that_all_run_on_another_stream_are_found() -> None:
+    Path("mine.py").write_text(WHOLE_GRAPH.replace("range(3)", "range(40)"))
+    graph = ps.step_graph("mine.py")
+    assert not any(op.replayed for op in graph.ops)
+    assert sum(op.name == "aten::addmm" for op in graph.ops) == 4
 
 
 def test_a_scaler_and_accumulation_need_nothing_special() -> None:
@@ -151,6 +195,7 @@ def test_the_step_to_take_can_be_chosen() -> None:
     [
         ("classify.py", ["--device", "cpu"], {}, "ran on the CPU: nothing to predict"),
         ("classify.py", ["--batch"], {}, "classify.py ended before its step was captured: classify.py: error: "),
+        ("classify.py", ["--batch"], {}, "; its own arguments go after --: "),
         ("amp.py", ["--no-train"], {}, "ended without optimizer.step()"),
         ("amp.py", ["--iterations", "1"], {}, "ended after 1 optimizer step: "),
         ("amp.py", ["--iterations", "2"], {"step": "no_such"}, "ended without a call of no_such"),
@@ -159,7 +204,7 @@ def test_the_step_to_take_can_be_chosen() -> None:
             "endless.py",
             [],
             {"limit": 1.0},
-            "did not reach optimizer.step() in 1 s: give it more time (--limit SECONDS)",
+            "endless.py:10): give it more time (--limit SECONDS)",
         ),
         ("gpt.py", ["--nosuch=1"], {}, "gpt.py:33: ValueError: Unknown config key: nosuch"),
         ("pack/net.py", [], {}, "ended without optimizer.step()"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -194,8 +195,20 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         (c10d, "_new_process_group_helper", new_group),
         *_answers(c10d, groups),
         *_objects(c10d, groups),
+        *_processes(groups),
     ]
     return [*out, *_checks()]
+
+
+def _processes(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
+    """Of the processes that code starts, this rank's runs here."""
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, **options: Any) -> Any:
+        del options
+        fn(groups.rank % nprocs, *args)
+        return SimpleNamespace(processes=[], join=lambda *_, **__: True)
+
+    return [(torch.multiprocessing, name, spawn) for name in ("spawn", "start_processes")]
 
 
 def _given(name: str, otherwise: int) -> int:

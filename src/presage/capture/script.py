@@ -28,9 +28,11 @@ from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_backward
+from presage.usercode import user_code_line
 
 STEPS = 8  # that are looked at for two alike
 DUE = (True, False, True)
+USAGE = 2  # exit code of argparse where it cannot read the arguments
 
 
 class _NotMean(BaseException):
@@ -220,16 +222,18 @@ def _captured(
 
 def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, watch: StepWatch) -> None:
     """Until it ends or is stopped; what it says as it is unwound does not matter."""
-    script = process.script
+    script, line = process.script, ""
     hooks = steps.hooks
     try:
         with hooks.around_script():
             users(recorder, process.run)
-    except _Stop:
-        pass
+    except _Stop as e:
+        line = user_code_line(e)
     except SystemExit as e:
         if steps.profile is None and e.code not in (0, None):
-            raise PresageError(f"{script.name} ended before its step was captured: {process.last_words(e)}") from e
+            hint = f"; its own arguments go after --: {script.target} -- ARGUMENTS" if e.code == USAGE else ""
+            words = process.last_words(e)
+            raise PresageError(f"{script.name} ended before its step was captured: {words}{hint}") from e
     except BaseException:
         if steps.profile is None:
             raise
@@ -238,8 +242,8 @@ def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, wa
     if recorder.stopping and steps.profile is None:
         reached = f"reached {watch.stepped} optimizer steps" if watch.stepped else "did not reach optimizer.step()"
         raise PresageError(
-            f"{script.name} {reached} in {script.limit:g} s: give it more time (--limit SECONDS), or less to do "
-            "before its first step"
+            f"{script.name} {reached} in {script.limit:g} s{f' (it was at {line})' if line else ''}: give it more time "
+            "(--limit SECONDS), or less to do before its first step"
             + ("" if watch.stepped else "; without an optimizer, name the step's function (--step)")
         )
     if steps.profile is None and not watch.stepped:

@@ -204,6 +204,7 @@ class FakeCudaGraph:
             for storage in used:
                 if self._last[storage] == i:
                     now.pop(storage, None)
+        recorder.places.stepped += any(op.call.phase == "optimizer" for op in self.ops)
 
     def _memory(self, storage: int) -> torch.Tensor:
         if storage in self._held:
