@@ -1,5 +1,7 @@
 """What cannot be captured is told in one sentence, with the user's line and a remedy."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -30,6 +32,11 @@ RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
 def test_errors_of_other_libraries_become_sentences_with_a_remedy(text, said):
     told = error_text(RuntimeError(text))
     assert said in told and not any(word in told for word in RAW) and len(told) < 300
+
+
+def test_a_line_that_this_python_cannot_read_says_which_python_it_is():
+    told = error_text(SyntaxError("f-string: unmatched '(' (train.py, line 9)"))
+    assert f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot read" in told and "unmatched '('" in told
 
 
 def test_an_error_without_a_sentence_is_cut_short():

@@ -173,8 +173,8 @@ def _check_all_call(graphs: Sequence[Graph]) -> None:
             absent = [r for r in graph.groups.get(name, ()) if name not in lines[step_of.get(r, 0)]]
             if absent:
                 raise PresageError(
-                    f"deadlock: rank {graph.ranks[0]} calls {name} ({line}) and rank {absent[0]} never does: it would "
-                    "be waited for for ever"
+                    f"deadlock: rank {graph.ranks[0]} communicates in group {name} ({line}) and rank {absent[0]} of "
+                    f"that group never does: rank {graph.ranks[0]} would wait for ever"
                 )
 
 
