@@ -173,6 +173,11 @@ SENTENCES: tuple[tuple[str, str], ...] = (
         "{0} has no fake implementation: give it one (torch.library.register_fake), or presage.register_op('{0}', "
         "cost=..., outputs=...)",
     ),
+    (
+        r"SyntaxError: (.{1,200})",
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this line ({{0}}): if it is written for a newer "
+        "Python, run presage with that one",
+    ),
     (r"PrivateUse1HooksInterface", "pinned memory of this kind is not captured: allocate without pin_memory"),
     (
         r"rule registered for HigherOrderOperator (\w+)",

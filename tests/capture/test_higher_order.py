@@ -47,9 +47,12 @@ def test_compiled_flex_attention_computes_the_blocks_of_its_mask(window: int, bl
     assert any(f"over the {blocks / 64:.0%} of keys" in note for note in graph.notes)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.filterwarnings("error:flex_attention called without")
 def test_flex_attention_that_is_not_compiled_writes_out_its_scores() -> None:
+    """The answer says so, for compiled and other code, and PyTorch does not: it sees neither compiled."""
     graph = capture(_attention, {"compiled": False})
+    assert any("flex_attention is not compiled" in note for note in graph.notes)
+    assert not any("not compiled" in note for note in capture(_attention).notes)
     scores = (2, HEADS, LENGTH, LENGTH)
     assert any(t.shape == scores and t.dtype == "float32" for t in graph.tensors)
     assert not any("flash_attention" in op.name for op in graph.ops)

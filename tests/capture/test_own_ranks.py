@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,17 @@ def padded(_):
 def test_what_a_rank_writes_over_counts_as_sent():
     graphs = captures(padded, 4)
     assert {name for g in graphs for name in collectives(g)} == {("reduce_scatter", "world", 4 * WIDTH * 4)}
+
+
+def test_timeouts_of_groups_can_be_set():
+    """As torchtitan's trainer does after its first step."""
+
+    def build(_):
+        dist.init_process_group("nccl")
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=100), dist.new_group([0, 1]))
+        return training(layers(1))
+
+    assert captures(build, 2)
 
 
 def test_a_strategy_is_refused_for_code_that_spreads_itself():

@@ -188,6 +188,16 @@ def test_a_rank_that_waits_for_an_object_that_nobody_sends_is_a_deadlock():
         capture(build, variant=Variant(ranks=2))
 
 
+def test_ranks_that_wait_for_each_others_objects_are_a_deadlock_at_a_line():
+    def build(_):
+        begin()
+        dist.recv_object_list([None], src=1 - dist.get_rank())
+        return training(layers("cuda"), "cuda")
+
+    with pytest.raises(PresageError, match=r"test_real_ranks.py:\d+: deadlock: rank 0 waits for an object of rank 1"):
+        capture(build, variant=Variant(ranks=2))
+
+
 def test_a_rank_receives_the_objects_that_another_broadcasts():
     seen = []
 

@@ -1,5 +1,7 @@
 """What cannot be captured is told in one sentence, with the user's line and a remedy."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -39,6 +41,11 @@ def test_a_file_that_is_not_there_is_told_with_where_paths_start(tmp_path):
 
     with pytest.raises(PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json'.*where presage is run"):
         capture(build)
+
+
+def test_a_line_that_this_python_cannot_read_says_which_python_it_is():
+    told = error_text(SyntaxError("f-string: unmatched '(' (train.py, line 9)"))
+    assert f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot read" in told and "unmatched '('" in told
 
 
 def test_an_error_without_a_sentence_is_cut_short():

@@ -25,9 +25,9 @@ from presage.parallel.strategy import strategy  # noqa: E402
 from presage.prediction.api import predict, predict_ranks, rank_set_of  # noqa: E402
 from presage.prediction.machine import machine  # noqa: E402
 from presage.prediction.overlap_contention import _covered  # noqa: E402
-from presage.prediction.rank_results import groups_of, rank_uses  # noqa: E402
-from presage.prediction.rank_set import RankOverride, RankSet, other_strategies, predict_rank_set  # noqa: E402
-from presage.prediction.result import model_error  # noqa: E402
+from presage.prediction.rank_results import RankClass, RankResults, groups_of, rank_uses  # noqa: E402
+from presage.prediction.rank_set import RankOverride, RankSet, _bound, other_strategies, predict_rank_set  # noqa: E402
+from presage.prediction.result import Quantiles, model_error  # noqa: E402
 from presage.prediction.stream_dependencies import crossings  # noqa: E402
 from presage.report.next_sections import next_edits_section  # noqa: E402
 
@@ -303,3 +303,15 @@ def test_the_terminal_names_a_command_to_try_next() -> None:
     step = [f"{ROOT}/examples/gpt.py:build", "--arg", "layers=2", "--arg", "batch=1", "--draws", "1"]
     told = predict_command(*step, "--ranks", "8", "--strategy", "fsdp")
     assert told.splitlines()[-1].endswith("--ranks 8 --platform dgx-h200 --strategy ddp")
+
+
+@pytest.mark.parametrize(
+    ("compute", "exposed", "bound"),
+    [(0.95, 0.02, "gpu"), (0.88, 0.09, "gpu"), (0.88, 0.01, "host"), (0.7, 0.28, "communication"), (0.4, 0.1, "host")],
+)
+def test_a_little_communication_beside_busy_gpus_is_not_what_holds_them_up(
+    compute: float, exposed: float, bound: str
+) -> None:
+    kind = RankClass(0, 8, compute, exposed, exposed, wait=0.0, host=0.5, peak_memory=1)
+    ranks = RankResults("dgx-h100", "ddp", (), 8, exposed, exposed, 0.0, (kind,), ())
+    assert _bound(ranks, Quantiles.of(np.ones(3))) == bound

@@ -46,6 +46,8 @@ from presage.capture.variants import AS_WRITTEN, Variant
 _device_of = torch.ops.prim.device.default
 _DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 _MISSING = object()
+# What PyTorch warns of because code is captured, and not because of what it does on a GPU.
+_OWN_DOING = ("flex_attention called without torch.compile", "Accessing the data pointer of FakeTensor")
 _PATCHES: list[tuple[Any, str, Any, Any]] = []  # owner, name, value before, value now
 
 
@@ -302,6 +304,8 @@ def restore_settings() -> Iterator[None]:
     log.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
+            for words in _OWN_DOING:
+                warnings.filterwarnings("ignore", words)
             yield
     finally:
         log.setLevel(level)

@@ -82,6 +82,9 @@ def _flex(
     *_: Any,
 ) -> tuple[torch.Tensor, ...]:
     if INDUCTOR not in compiled.calls.label:
+        compiled.calls.notes[
+            "flex_attention is not compiled here: it writes out all scores (torch.compile(flex_attention) does not)"
+        ] = None
         out = _written_out(q, k, v, score_mod, block_mask[-1], scale)
     else:
         with unrecorded() as recorder:

@@ -235,6 +235,7 @@ def _answers(c10d: Any, groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
         "get_node_local_rank": lambda fallback_rank=None: 0,  # noqa: ARG005
     }  # fmt: skip
     out = [(owner, name, answer) for name, answer in answers.items() for owner in (torch.distributed, c10d)]
+    out += [(c10d, "_set_pg_timeout", lambda *_, **__: None)]  # groups that wait for nobody have none
     out += [(owner, "TCPStore", _store) for owner in (torch.distributed, c10d)]
     out += [(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))]
     return [*out, (torch.cuda.nccl, "version", lambda: (2, 27, 3))]

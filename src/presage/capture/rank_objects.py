@@ -21,8 +21,10 @@ class _Awaited(BaseException):
     """A rank receives what another has not sent yet."""
 
     def __init__(self, sender: int, receiver: int, number: int) -> None:
+        from presage.capture.backend import users_line  # torch is loaded where ranks are captured, not before
+
         super().__init__()
-        self.message = sender, receiver, number
+        self.message, self.line = (sender, receiver, number), users_line()
 
 
 class _Delivered(BaseException):
@@ -112,7 +114,10 @@ def _captured(
         except _Awaited as e:
             sender, receiver, _ = e.message
             if e.message in chain or sender == receiver:
-                raise PresageError(f"deadlock: ranks {receiver} and {sender} wait for each other's objects") from None
+                raise PresageError(
+                    f"{e.line}: deadlock: rank {receiver} waits for an object of rank {sender}, which waits for one of "
+                    f"rank {receiver} first: give each rank its own rank and stage (from RANK, or dist.get_rank())"
+                ) from None
             _captured(capture, replace(variant, rank=sender), objects, (*chain, e.message))
             continue
         if chain:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -312,15 +313,11 @@ def _assumed(function: Build) -> tuple[str, ...]:
 
 
 def _capture_room() -> ModuleType:
-    """presage.capture with torch loaded, or an error that says how to get it."""
+    """presage.capture where torch can be loaded, or an error that says how to get it."""
     from presage import capture
 
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as e:
-        if e.name != "torch":
-            raise
+    if find_spec("torch") is None:
         raise PresageError(
             "capturing a training step needs torch (its CPU build is enough): pip install 'presage[torch]'"
-        ) from e
+        )
     return capture

@@ -46,6 +46,7 @@ from presage.prediction.step_program import step_seconds
 
 DATA_PARALLEL = ("ddp", "zero1", "zero2", "fsdp")
 ASSUMED = "ranks are taken to hold equal numbers where the code reads what a collective returns"
+MUCH = 0.15  # of a step: less communication than that does not hold up GPUs that are busy otherwise
 WORTH = 1.01  # times as fast: less is not worth naming
 SIMULATED = 4  # steps: the last is like all that follow
 CELLS = 60e6  # task-draws held at a time
@@ -172,8 +173,8 @@ def _check_all_call(graphs: Sequence[Graph]) -> None:
             absent = [r for r in graph.groups.get(name, ()) if name not in lines[step_of.get(r, 0)]]
             if absent:
                 raise PresageError(
-                    f"deadlock: rank {graph.ranks[0]} calls {name} ({line}) and rank {absent[0]} never does: it would "
-                    "be waited for for ever"
+                    f"deadlock: rank {graph.ranks[0]} communicates in group {name} ({line}) and rank {absent[0]} of "
+                    f"that group never does: rank {graph.ranks[0]} would wait for ever"
                 )
 
 
@@ -248,7 +249,9 @@ def _collectives(found: RankSet) -> tuple[CollectiveStats, ...]:
 def _bound(ranks: RankResults, step: Quantiles) -> Bound:
     """The bottleneck of the busiest class of ranks."""
     busiest = max(ranks.kinds, key=lambda k: k.compute)
-    if busiest.compute > GPU_BOUND * step.p50:
+    sent = busiest.exposed + busiest.wait
+    busy = busiest.compute + (sent if sent < MUCH * step.p50 else 0)
+    if busy > GPU_BOUND * step.p50:
         return "gpu"
     idle = step.p50 - busiest.compute
-    return "communication" if busiest.exposed + busiest.wait > idle / 2 else "host"
+    return "communication" if sent > idle / 2 else "host"
