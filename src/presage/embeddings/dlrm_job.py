@@ -11,6 +11,7 @@ import msgspec
 from presage.configs.job import Job
 from presage.configs.job_file import JobTable
 from presage.embeddings import Table
+from presage.embeddings.dlrm_system import FRAMEWORKS, DlrmSystem, dlrm_system
 from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
 from presage.hardware.facts import load_toml
@@ -48,6 +49,8 @@ class DlrmJob:
     memory: float = 0.0  # bytes of a rank for tables; 0: four fifths of the GPU's
     index: str = "int64"  # of lookups and lengths
     wire: str = "fp32"  # what pooled rows and their gradients are sent in
+    system: DlrmSystem = FRAMEWORKS["torchrec"]
+    evaluated: float = 0.0  # samples evaluated for each trained one, where the time of a step should hold its share
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MOST_RANKS:
@@ -87,6 +90,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     precision: str = "tf32"
     plan: str = "auto"
     pipelined: bool = True
+    framework: str = "torchrec"
+    system: dict[str, Any] = msgspec.field(default_factory=dict)
+    evaluated: float = 0.0
 
 
 def read_job(path: str | Path) -> DlrmJob:
@@ -129,9 +135,17 @@ def _check_sizes(path: Path, f: _File) -> None:
         ("cross.layers", f.cross.layers, 0, MOST_LAYERS),
         ("cross.rank", f.cross.rank, 0, MOST_WIDTH),
         ("embeddings.memory_GiB", f.embeddings.memory_GiB, 0, 10**6),
+        ("evaluated", f.evaluated, 0, 10**3),
     ):
         if not least <= value <= most:
             raise InputError(path, f"is {value}: it can be {least} to {most:,}", name)
+
+
+def _system(path: Path, f: _File) -> DlrmSystem:
+    try:
+        return dlrm_system(f.framework, f.system)
+    except PresageError as e:
+        raise InputError(path, str(e)) from None
 
 
 def _job(path: Path, f: _File) -> DlrmJob:
@@ -142,5 +156,5 @@ def _job(path: Path, f: _File) -> DlrmJob:
         f.name or path.name, tables, f.batch, f.ranks, f.platform, f.dense.features, tuple(f.dense.bottom),
         tuple(f.dense.top), f.interaction, f.cross.layers, f.cross.rank, f.dense.optimizer, f.embeddings.optimizer,
         f.embeddings.lengths, f.precision, plan, f.pipelined, f.embeddings.memory_GiB * GIB,
-        f.embeddings.index, f.embeddings.wire,
+        f.embeddings.index, f.embeddings.wire, _system(path, f), f.evaluated,
     )  # fmt: skip
