@@ -14,33 +14,33 @@ from presage.errors import PresageError
 from presage.graph.graph import Graph, Ref
 
 
-
 class FusedStep(DlrmStep):
     """Records the step; `graph(train=False)` only its forward pass."""
 
     def graph(self, *, train: bool = True) -> Graph:
         job, tape = self.job, self.tape
-        self.weights = self._dense_weights()
+        self._dense_weights()
         self._copy_next()
+        beside = job.system.bottom_beside_exchange
+        early = [] if beside else self._bottom()
         self._lookups("placed", "rows")
         self._exchange()
-        self._kernel("weights", "aten::copy_", [self.master], [self.cast_weights])
-        self._lookups("replicas")
-        dense = tape.cast(tape.input((self.rows, job.dense), "float32"), tape.dtype)
-        bottom = self._layers(dense, job.bottom, "bottom")
+        bottom = self._bottom() if beside else early
         joined = self._join(bottom[-1])
         crossed = self._cross(joined)
         top = self._layers(crossed[-1][1] if crossed else joined, job.top, "top")
         self._kernel("loss", "aten::sigmoid", [top[-1]], [top[-1]])
+        self._send_indices()
         if not train:
             return tape.build(source=job.name)
-        self._send_indices()
         tape.phase = "backward"
         gradient = self._layers_back(top, "top")
         gradient = self._cross_back(gradient, joined, crossed)
         self._share_gradient(gradient)
+        if not job.system.one_reduce:
+            self._reduce(self.count - self.bottom_count)
         self._layers_back(bottom, "bottom", first=True)
-        self._reduce()
+        self._reduce(self.count if job.system.one_reduce else self.bottom_count)
         self._updates()
         tape.phase = "optimizer"
         states = [self._flat("float32") for _ in range(2)]
@@ -56,19 +56,19 @@ class FusedStep(DlrmStep):
         reads = writes + reads if name == "aten::copy_" else reads
         self.tape.emit(name, [Ref(t) for t in reads], writes, writes=[t for t in writes if t in reads])
 
-    def _dense_weights(self) -> int:
+    def _dense_weights(self) -> None:
         """Weights and biases of all dense layers; tensors of all of them, in both precisions, and of their gradients."""
         job, width = self.job, self.width + self.job.bottom[-1]
         crossed = job.cross_layers * width * (2 * job.cross_rank + 1) if job.interaction == "dcn" else 0
-        total = crossed
-        for first, widths in ((job.dense, job.bottom), (width, job.top)):
-            for inner, outer in zip((first, *widths), widths, strict=False):
-                total += (inner + 1) * outer
-        self.count = total
+        bottom, top = (
+            sum((inner + 1) * outer for inner, outer in zip((first, *widths), widths, strict=False))
+            for first, widths in ((job.dense, job.bottom), (width, job.top))
+        )
+        total = bottom + crossed + top
+        self.count, self.bottom_count = total, bottom
         self.master = self._flat("float32")
         self.cast_weights = self._flat(self.tape.dtype)
         self.gradients = self._flat(DTYPES[job.system.gradient])
-        return total
 
     def _flat(self, dtype: str) -> int:
         return self.tape.input((self.count,), dtype)
@@ -102,6 +102,13 @@ class FusedStep(DlrmStep):
         return self._product(module, gradient, inner, added=added, bias=False)
 
     # ---- dense layers
+
+    def _bottom(self) -> list[int]:
+        """What needs no rows of other ranks: the cast of the weights, data-parallel lookups, the bottom layers."""
+        self._kernel("weights", "aten::copy_", [self.master], [self.cast_weights])
+        self._lookups("replicas")
+        dense = self.tape.cast(self.tape.input((self.rows, self.job.dense), "float32"), self.tape.dtype)
+        return self._layers(dense, self.job.bottom, "bottom")
 
     def _layers(self, x: int, widths: tuple[int, ...], name: str) -> list[int]:
         out = [x]
@@ -185,12 +192,13 @@ class FusedStep(DlrmStep):
             self._op("gather", "c10d::_allgather_base_", [sent], [self.partial])
         self.shared = sent
 
-    def _reduce(self) -> None:
-        """All dense gradients in one all-reduce."""
+    def _reduce(self, count: int) -> None:
+        """An all-reduce of so many dense gradients."""
+        tape = self.tape
         if self.job.ranks > 1:
-            self.tape.module = "gradients"
-            one = self.gradients
-            self.tape.emit("c10d::allreduce_", [[Ref(one)]], [], writes=[one], stream=GROUP, group=GROUP)
+            tape.module, of = "gradients", tape.of(self.gradients)
+            one = tape.add_tensor(of.storage, (count,), of.dtype)
+            tape.emit("c10d::allreduce_", [[Ref(one)]], [], writes=[one], stream=GROUP, group=GROUP)
 
     def _updates(self) -> None:
         reads, sparse = [self.pooled, self.partial, self.shared, self.ready], self.sparse

@@ -47,9 +47,9 @@ class EmbeddingCounts:
     summed: int = 0  # numbers that a rank gets from its node to sum, where the exchange has two tiers
 
 
-def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts) -> Graph:
-    """One rank's step, before its dense gradients are shared."""
-    return DlrmStep(job, sparse).graph()
+def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts, *, train: bool = True) -> Graph:
+    """One rank's step, before its dense gradients are shared; or its forward pass alone."""
+    return DlrmStep(job, sparse).graph(train=train)
 
 
 class DlrmStep:
@@ -67,7 +67,7 @@ class DlrmStep:
         self.pooled = self.tape.input((self.rows, sparse.placed), self.wire, nbytes=0)  # of the mean rank
         self.partial = self.tape.input((self.rows * job.ranks, sparse.by_rows), self.wire, nbytes=0)
 
-    def graph(self) -> Graph:
+    def graph(self, *, train: bool = True) -> Graph:
         job, tape = self.job, self.tape
         if job.pipelined:
             self._copy_next()
@@ -85,6 +85,8 @@ class DlrmStep:
         bce_loss(tape, mlp(tape, crossed, list(job.top), "top", last_plain=True))
         if job.pipelined:
             self._send_indices()
+        if not train:
+            return tape.build(source=job.name)
         tape.backward()
         dense_update(tape, job.optimizer)
         if self.sparse.replicated:

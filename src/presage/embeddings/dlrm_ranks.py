@@ -37,6 +37,7 @@ from presage.prediction.step_program import STREAM
 
 NAME = "sharded embeddings + ddp"
 Tell = Callable[[float, float], None]
+GRAPHED = 1e-3  # of the usual host time per op, inside a CUDA graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,7 @@ class DlrmRanks:
     cost: ShardingCost
     team: RankSet
     where: Machine
+    pace: float = 1.0  # of the hosts
 
 
 def dlrm_ranks(
@@ -66,39 +68,49 @@ def dlrm_ranks(
     `pace`: how many times as long as usual the hosts take.
     """
     where = place or _platform(job.platform)
-    problem = ShardingProblem(
-        job.tables,
-        job.batch,
-        job.ranks,
-        where,
-        job.memory,
-        job.embedding_optimizer,
-        job.lengths,
-        INDICES[job.index],
-        WIRES[job.wire],
-        job.system.exchange == "two_tier",
-    )
-    prices = ShardCosts(problem, model)
+    prices = ShardCosts(_problem(job, where), model)
     plan = given or _plan(job, prices, seconds, tell)
     cost = sharding_cost(plan, prices)
     if cost.over:
         raise PresageError(f"the plan {job.plan} needs {cost.over / 1024**3:.4g} GiB more than a rank has for tables")
-    host = machine(where.gpu.key)
-    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host)
+    host, pace = machine(where.gpu.key), pace * (GRAPHED if job.system.cuda_graph else 1.0)
+    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host, pace)
+
+
+def evaluation_seconds(ranks: DlrmRanks) -> float:
+    """Seconds of evaluation that a training step bears its share of; 0 where the job has none."""
+    e = ranks.job.evaluation
+    if e is None:
+        return 0.0
+    job = replace(ranks.job, batch=max(e.batch, ranks.job.ranks))
+    prices = ShardCosts(_problem(job, ranks.prices.problem.platform), ranks.prices.model)
+    cost = sharding_cost(ranks.plan, prices)
+    team = _ranks(job, prices, ranks.plan, cost, ranks.where, ranks.pace, train=False)
+    forward = predict_rank_set(team, ranks.where, draws=1, steps=STEPS).step.p50
+    return -(-e.samples // e.batch) * forward * ranks.job.batch / e.every
+
+
+def _problem(job: DlrmJob, where: Platform) -> ShardingProblem:
+    return ShardingProblem(
+        job.tables, job.batch, job.ranks, where, job.memory, job.embedding_optimizer, job.lengths, INDICES[job.index],
+        WIRES[job.wire], job.system.exchange == "two_tier",
+    )  # fmt: skip
 
 
 def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> ShardingPlan:
     if job.plan == "auto":
         return search(prices.problem, seconds=seconds, tell=tell, prices=prices).plan
     if job.plan == "hugectr":
-        return hugectr_plan(prices.problem, job.system.replicate_GiB)
+        return hugectr_plan(prices.problem, job.system.replicate_GB)
     if job.plan in HEURISTICS:
         heuristic = heuristic_plan(job.plan, prices)
         if heuristic is None:
             raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
         return heuristic
     if not job.plan.endswith(".json"):
-        raise PresageError(f"unknown plan {job.plan!r}: choose from auto, hugectr, {', '.join(HEURISTICS)}, or a .json file")
+        raise PresageError(
+            f"unknown plan {job.plan!r}: choose from auto, hugectr, {', '.join(HEURISTICS)}, or a .json file"
+        )
     plan = read_plan(job.plan, job.tables)
     if plan.ranks != job.ranks:
         raise PresageError(f"{job.plan} is a plan for {plan.ranks} ranks, and the job has {job.ranks}")
@@ -135,7 +147,8 @@ def _graph(job: DlrmJob, sparse: EmbeddingCounts, train: bool) -> Graph:
     """One rank's step in the way of the job's framework."""
     if job.system.fused_dense:
         return FusedStep(job, sparse).graph(train=train)
-    return ddp(dlrm_graph(job, sparse), job.ranks)
+    step = dlrm_graph(job, sparse, train=train)
+    return ddp(step, job.ranks) if train else step
 
 
 def _embedding_counts(job: DlrmJob, plan: ShardingPlan, prices: ShardCosts) -> EmbeddingCounts:
@@ -229,5 +242,7 @@ def predict_dlrm(ranks: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, se
     memory = (ranks.cost.load.memory - ranks.prices.received + peak).astype(int)
     many = result.many
     if many is not None:
-        many = replace(many, kinds=tuple(replace(k, peak_memory=int(memory[k.rank])) for k in many.kinds))
-    return with_model_error(replace(result, many=many, peak_memory=int(memory.max())), "recommendation")
+        kinds = (replace(k, peak_memory=int(memory[k.rank]), host=k.host * ranks.pace) for k in many.kinds)
+        many = replace(many, kinds=tuple(kinds))
+    host = result.host * ranks.pace
+    return with_model_error(replace(result, many=many, peak_memory=int(memory.max()), host=host), "recommendation")

@@ -20,13 +20,15 @@ class DlrmSystem:
 
     framework: str = "torchrec"
     cuda_graph: bool = False  # the step is one CUDA graph: no host time per op
-    fused_dense: bool = False  # bias and activation inside the GEMMs, one kernel for each cross layer's element-wise part
+    fused_dense: bool = (
+        False  # bias and activation inside the GEMMs, one kernel for each cross layer's element-wise part
+    )
     bottom_beside_exchange: bool = False  # lookups first, the bottom layers while pooled rows travel
     gradient: str = "fp32"  # what dense gradients are all-reduced in
-    one_reduce: bool = False  # one all-reduce after the dense backward, beside the tables' updates; else DDP buckets
+    one_reduce: bool = False  # one all-reduce of dense gradients beside the tables' updates; else by part, as ready
     exchange: str = "flat"  # pooled rows by one all-to-all, or summed inside the node first, then between nodes
-    replicate_GiB: float = 0.0  # tables below this, weights and optimizer state, are on all ranks (plan "hugectr")
-    hot_rows: int = 0  # most used rows of each table that every rank keeps a copy of
+    replicate_GB: float = 0.0  # tables below this, with Adagrad's state, are on all ranks; 0: none (plan "hugectr")
+    plan: str = "auto"  # where the job names none
 
 
 SOURCES = {
@@ -36,18 +38,17 @@ SOURCES = {
     "gradient": "HugeCTR: use_mixed_precision all-reduces half-precision gradients",
     "one_reduce": "HugeCTR: grouped_all_reduce, after the bottom layers' backward (model_pipeline.cpp)",
     "exchange": "HugeCTR: CommunicationStrategy.Hierarchical with sharding plan hier_auto, in MLPerf's train.py",
-    "replicate_GiB": "MLPerf configs: DP_SHARDING_THRESHOLD 0.008 (one node), 0.0125 (more), none in v3.0",
-    "hot_rows": "HugeCTR 3.1 release notes: hybrid embedding, frequent rows data-parallel",
+    "replicate_GB": "MLPerf configs: DP_SHARDING_THRESHOLD 0.008 (one node), 0.0125 (more), none in v3.0",
     "pipelined": "TorchRec: TrainPipelineSparseDist; HugeCTR: train_inter_iteration_overlap",
 }
 _HUGECTR = DlrmSystem(
     "hugectr", cuda_graph=True, fused_dense=True, bottom_beside_exchange=True, gradient="fp16", one_reduce=True,
-    exchange="two_tier", replicate_GiB=0.008,
+    exchange="two_tier", replicate_GB=0.008, plan="hugectr",
 )  # fmt: skip
 FRAMEWORKS = {
     "torchrec": DlrmSystem(),
     "hugectr": _HUGECTR,
-    "hugectr-23.04": replace(_HUGECTR, framework="hugectr-23.04", replicate_GiB=0.0),
+    "hugectr-23.04": replace(_HUGECTR, framework="hugectr-23.04", replicate_GB=0.0),
 }
 
 
@@ -56,7 +57,7 @@ def dlrm_system(framework: str, options: dict[str, Any] | None = None) -> DlrmSy
     if framework not in FRAMEWORKS:
         raise PresageError(f"unknown framework {framework!r}: choose from {', '.join(FRAMEWORKS)}")
     base, given = FRAMEWORKS[framework], options or {}
-    known = {f.name: type(getattr(base, f.name)) for f in fields(DlrmSystem) if f.name != "framework"}
+    known = {f.name: type(getattr(base, f.name)) for f in fields(DlrmSystem) if f.name not in ("framework", "plan")}
     for name, value in given.items():
         if name not in known:
             raise PresageError(f"unknown option {name!r} of [system]: choose from {', '.join(known)}")
@@ -66,4 +67,7 @@ def dlrm_system(framework: str, options: dict[str, Any] | None = None) -> DlrmSy
     for name, choices in (("exchange", EXCHANGES), ("gradient", GRADIENTS)):
         if given.get(name, choices[0]) not in choices:
             raise PresageError(f"{name} of [system] is {given[name]!r}: choose from {', '.join(choices)}")
-    return replace(base, **given)
+    found = replace(base, **given)
+    if not found.fused_dense and (found.gradient != "fp32" or found.one_reduce):
+        raise PresageError("gradient and one_reduce of [system] need fused_dense = true: DDP sends fp32 in buckets")
+    return found
