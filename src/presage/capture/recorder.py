@@ -329,7 +329,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._record(name, tuple(x for x in (written, sent) if x), (), written, group=group, sync=sync)
 
     def _record(self, name: str, given: Any, made: Any, written: Any, group: str = "", **fields: Any) -> None:
-        self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in leaves(given)))), self._ops + 1
+        shapes = (getattr(x, "shape", x) for x in leaves(given))
+        self._hash, self._ops = hash((self._hash, name, group, *shapes)), self._ops + 1
         if not self.recording:
             return
         call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, **fields)
