@@ -46,8 +46,9 @@ def _replace_lookup(module: Any) -> None:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return own(self, indices, offsets, *args, **kwargs)
         tables = [self.embedding_specs[t][:2] for t in self.feature_table_map]
-        weights = self.weights_dev
-        return _Lookup.apply(weights, indices, offsets, tuple(int(r) for r, _ in tables), tuple(int(d) for _, d in tables))
+        rows, dims = (tuple(int(t[k]) for t in tables) for k in (0, 1))
+        anchor = self.weights_dev.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
+        return _Lookup.apply(anchor, self.weights_dev.detach(), indices, offsets, rows, dims)
 
     group.forward = forward
 
@@ -73,12 +74,14 @@ class _Lookup(torch.autograd.Function):
     """Forward and backward of a group's lookup."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any) -> Any:
+    def forward(ctx: Any, anchor: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any) -> Any:
+        del anchor
         samples = (offsets.numel() - 1) // max(1, len(rows))
         out = weights.new_empty((samples, sum(dims)), dtype=torch.float32)
         ctx.tables = rows, dims
         ctx.save_for_backward(weights, indices, offsets)
-        _record(LOOKUP, [weights, indices, offsets], [out], [], rows, dims, _forward_cost(indices, out, rows, dims, weights))
+        cost = _forward_cost(indices, out, rows, dims, weights)
+        _record(LOOKUP, [weights, indices, offsets], [out], [], rows, dims, cost)
         return out
 
     @staticmethod
@@ -87,7 +90,7 @@ class _Lookup(torch.autograd.Function):
         rows, dims = ctx.tables
         cost = _backward_cost(indices, gradients[0], rows, dims, weights)
         _record(BACKWARD, [weights, gradients[0], indices, offsets], [], [weights], rows, dims, cost)
-        return None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 def _record(

@@ -24,7 +24,11 @@ DEMO_BATCH = 4096  # a rank
 
 def command(
     tables: Annotated[
-        Path, typer.Argument(metavar="TABLES.json", help="Tables, as written by `presage indices --json`, or 'demo'.")
+        str,
+        typer.Argument(
+            metavar="TABLES.json|FILE.py:FUNCTION",
+            help="Tables, as written by `presage indices --json`, code that looks them up, or 'demo'.",
+        ),
     ],
     ranks: Annotated[int, option("--ranks", "N", "Number of GPUs to shard over.", min=1)],
     platform: Annotated[
@@ -56,6 +60,8 @@ def command(
 
     presage shard tables.json --ranks 16 --platform dgx-h100 --batch 65536
 
+    presage shard train.py:build --ranks 8
+
     presage shard demo --ranks 4
     """
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
@@ -72,7 +78,7 @@ def command(
 
 
 def _problem(
-    path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
+    given: str, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
 ) -> ShardingProblem:
     from presage.embeddings.sharding_plan import ShardingProblem
     from presage.embeddings.table_files import read_tables
@@ -80,10 +86,22 @@ def _problem(
     from presage.hardware import platform
 
     place = platform(name)
-    tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
+    path = Path(given)
+    if given == "demo" and not path.exists():
+        tables, counted = _demo(ranks, place)
+    else:
+        tables, counted = _of_code(given) if ".py:" in given else read_tables(path)
     if batch is None and counted is None:
         raise PresageError(f"{path} has no batch: give --batch")
     return ShardingProblem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
+
+
+def _of_code(source: str) -> tuple[tuple[Table, ...], int | None]:
+    """The tables that code on one GPU looks rows up in, and its batch."""
+    from presage.embeddings.captured_lookups import captured_tables
+    from presage.prediction.api import step_graph
+
+    return captured_tables(step_graph(source))
 
 
 def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
