@@ -125,3 +125,14 @@ def test_a_plan_with_an_unknown_table_is_told(tmp_path: Path) -> None:
     path.write_text(json.dumps({"ranks": 8, "tables": placed}))
     with pytest.raises(InputError, match="names a table that the job does not have: 'other'"):
         dlrm_ranks(replace(JOB, plan=str(path)))
+
+
+def test_plans_are_compared_by_the_whole_step() -> None:
+    from presage.embeddings.step_plans import step_plans
+
+    heavy = (Table("hot", 40_000_000, 128, 100.0, Reuse(alpha=1.0)), *TABLES[:3])
+    plans = step_plans(replace(JOB, tables=heavy, ranks=16, batch=32768), seconds=1.0)
+    steps = [p.step for p in plans]
+    assert steps == sorted(steps)
+    assert {"found", "hugectr", "hot row_wise"} <= {p.name.rpartition(", ")[2] for p in plans}
+    assert plans[0].step < next(p.step for p in plans if p.name == "naive")

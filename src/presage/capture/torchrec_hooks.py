@@ -45,12 +45,28 @@ def _replace_lookup(module: Any) -> None:
     def forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return own(self, indices, offsets, *args, **kwargs)
-        tables = [self.embedding_specs[t][:2] for t in self.feature_table_map]
-        rows, dims = (tuple(int(t[k]) for t in tables) for k in (0, 1))
+        rows, dims = _tables(self)
         anchor = self.weights_dev.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
         return _Lookup.apply(anchor, self.weights_dev.detach(), indices, offsets, rows, dims)
 
     group.forward = forward
+    dense = module.DenseTableBatchedEmbeddingBagsCodegen
+    dense_own = dense.forward
+
+    def dense_forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
+            return dense_own(self, indices, offsets, *args, **kwargs)
+        return _DenseLookup.apply(self.weights, indices, offsets, *_tables(self))
+
+    dense.forward = dense_forward
+
+
+def _tables(group: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows and columns of the table of each feature."""
+    specs = group.embedding_specs
+    features = getattr(group, "feature_table_map", None) or range(len(specs))
+    rows, dims = (tuple(int(specs[t][k]) for t in features) for k in (0, 1))
+    return rows, dims
 
 
 def _replace_placement(module: Any) -> None:
@@ -93,6 +109,23 @@ class _Lookup(torch.autograd.Function):
         return None, None, None, None, None, None
 
 
+class _DenseLookup(torch.autograd.Function):
+    """A group whose weights get a dense gradient: tables that all ranks hold."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any) -> Any:
+        return _Lookup.forward(ctx, None, weights, indices, offsets, rows, dims)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        weights, indices, offsets = ctx.saved_tensors
+        rows, dims = ctx.tables
+        out = torch.zeros_like(weights)
+        cost = _backward_cost(indices, gradients[0], rows, dims, weights)
+        _record(BACKWARD, [out, gradients[0], indices, offsets], [], [out], rows, dims, cost)
+        return out, None, None, None, None
+
+
 def _record(
     name: str, given: list[Any], made: list[Any], written: list[Any], rows: Any, dims: Any, cost: OpCost
 ) -> None:
@@ -104,7 +137,7 @@ def _record(
 def distinct_rows(lookups: float, rows: Sequence[int]) -> list[float]:
     """Rows of each table that a batch uses, lookups spread evenly over tables and rows."""
     each = lookups / max(1, len(rows))
-    return [n * (1 - (1 - 1 / n) ** each) for n in rows]
+    return [n * (1 - (1 - 1 / n) ** each) if n else 0.0 for n in rows]
 
 
 def _row_bytes(indices: Any, rows: Any, dims: Any, weights: Any) -> float:

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 MS, GIB = 1e3, 1024.0**3
 DEMO_BATCH = 4096  # a rank
+OBJECTIVES = ("embeddings", "step")
 
 
 def command(
     tables: Annotated[
         str,
         typer.Argument(
-            metavar="TABLES.json|FILE.py:FUNCTION",
-            help="Tables, as written by `presage indices --json`, code that looks them up, or 'demo'.",
+            metavar="TABLES.json|FILE.py:FUNCTION|JOB.toml",
+            help="Tables, as written by `presage indices --json`, code that looks them up, a job, or 'demo'.",
         ),
     ],
     ranks: Annotated[int, option("--ranks", "N", "Number of GPUs to shard over.", min=1)],
@@ -47,6 +48,9 @@ def command(
         str, option("--optimizer", "NAME", "Optimizer of the tables: rowwise_adagrad or sgd.")
     ] = "rowwise_adagrad",
     lengths: Annotated[str, option("--lengths", "NAME", "Distribution of bag lengths: fixed or poisson.")] = "fixed",
+    objective: Annotated[
+        str, option("--objective", "WHAT", "What is made short: embeddings, or step (of a JOB.toml).")
+    ] = "embeddings",
     seconds: SearchSeconds = 20.0,
     seed: Annotated[int, option("--seed", "K", "Random seed.", min=0)] = 0,
     out: ShardingOut = None,
@@ -62,8 +66,15 @@ def command(
 
     presage shard train.py:build --ranks 8
 
+    presage shard job.toml --ranks 16 --objective step
+
     presage shard demo --ranks 4
     """
+    if objective not in OBJECTIVES:
+        raise typer.BadParameter(f"{objective!r}: choose from {', '.join(OBJECTIVES)}", param_hint="--objective")
+    if objective == "step":
+        _by_step(tables, ranks, batch, seconds, out, json)
+        return
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
     from presage.report.shard_answer import shard_answer
@@ -75,6 +86,27 @@ def command(
 
         save_plan(result.plan, problem.tables, out)
     show_answer(shard_answer(problem, result), json, report, {"plan": out})
+
+
+def _by_step(given: str, ranks: int, batch: int | None, seconds: float, out: Path | None, json: str | None) -> None:
+    """Plans of a job by its whole step."""
+    from dataclasses import replace
+
+    from presage.embeddings.dlrm_job import read_job
+    from presage.embeddings.step_plans import step_plans
+    from presage.embeddings.table_files import save_plan
+    from presage.errors import PresageError
+    from presage.report.step_plans_answer import step_plans_answer
+
+    if not given.endswith(".toml"):
+        raise PresageError(f"--objective step needs the whole model: give a recommendation job (.toml), not {given}")
+    read = read_job(given)
+    job = replace(read, ranks=ranks, batch=batch or read.batch)
+    with search_bar() as tell:
+        plans = step_plans(job, seconds=seconds, tell=tell)
+    if out is not None:
+        save_plan(plans[0].plan, job.tables, out)
+    show_answer(step_plans_answer(job, plans), json, files={"plan": out})
 
 
 def _problem(

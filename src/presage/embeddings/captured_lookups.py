@@ -65,8 +65,8 @@ def _group(graph: Graph, op: Op, first: int = 0) -> tuple[list[Table], int]:
     indices, offsets = list(_tensors(graph, op))[-2:]
     samples = max(1, (offsets.elements - 1) // len(rows))
     pooling = indices.elements / len(rows) / samples
-    made = [Table(f"table_{first + k}", n, d, pooling, EVEN) for k, (n, d) in enumerate(zip(rows, dims, strict=True))]
-    return made, samples
+    sizes = enumerate(zip(rows, dims, strict=True))
+    return [Table(f"table_{first + k}", max(1, n), d, pooling, EVEN) for k, (n, d) in sizes], samples
 
 
 def _bag(graph: Graph, op: Op, place: int) -> tuple[Table, int]:
