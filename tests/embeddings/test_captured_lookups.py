@@ -146,7 +146,7 @@ def test_shard_takes_tables_from_code(tmp_path: Path) -> None:
     assert "5 tables on 2 ranks" in shown.output
 
 
-def test_code_without_tables_is_told(tmp_path: Path) -> None:
+def test_code_without_tables_is_told() -> None:
     torch = pytest.importorskip("torch")
     from presage.prediction.api import step_graph
 

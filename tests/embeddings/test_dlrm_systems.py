@@ -16,7 +16,12 @@ from presage.embeddings.dlrm_system import FRAMEWORKS, SOURCES, DlrmSystem, dlrm
 from presage.embeddings.sharding_cost import ShardCosts, sharding_cost
 from presage.embeddings.sharding_hugectr import hugectr_plan, place_row_shards
 from presage.embeddings.sharding_plan import (
-    DATA, TABLE, TABLE_ROW, ShardingPlan, ShardingProblem, TablePlacement,
+    DATA,
+    TABLE,
+    TABLE_ROW,
+    ShardingPlan,
+    ShardingProblem,
+    TablePlacement,
 )  # fmt: skip
 from presage.embeddings.table_files import read_tables
 from presage.errors import InputError, PresageError

@@ -155,9 +155,6 @@ def _extension(op: RegisteredOp) -> Callable[..., Any]:
     return run
 
 
-# ---- Triton and xformers
-
-
 class _HookedFinder(MetaPathFinder):
     """Replaces functions of modules, while a capture lasts, once these are loaded."""
 

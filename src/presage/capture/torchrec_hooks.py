@@ -1,7 +1,7 @@
 """TorchRec and FBGEMM on fake tensors: a group's lookup as the two ops that a profiler shows, with its tables beside.
 
-FBGEMM's table-batched lookup is C++ that wants CUDA tensors. In its place stand its forward op and its backward op, with
-the optimizer in it, by their bytes: rows looked up, each once where a batch repeats it (rows are taken to be drawn
+FBGEMM's table-batched lookup is C++ for CUDA tensors. In its place stand its forward op and its backward op, with the
+optimizer in it, by their bytes: rows looked up, each once where a batch repeats it (rows are taken to be drawn
 evenly, as index data made for a capture is), pooled rows, indices. The ops keep rows and columns of their tables.
 """
 
@@ -47,7 +47,9 @@ def _replace_lookup(module: Any) -> None:
             return own(self, indices, offsets, *args, **kwargs)
         rows, dims = _tables(self)
         anchor = self.weights_dev.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
-        return _Lookup.apply(anchor, self.weights_dev.detach(), indices, offsets, rows, dims)
+        return _Lookup.apply(  # type: ignore[no-untyped-call]
+            anchor, self.weights_dev.detach(), indices, offsets, rows, dims
+        )
 
     group.forward = forward
     dense = module.DenseTableBatchedEmbeddingBagsCodegen
@@ -56,7 +58,7 @@ def _replace_lookup(module: Any) -> None:
     def dense_forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return dense_own(self, indices, offsets, *args, **kwargs)
-        return _DenseLookup.apply(self.weights, indices, offsets, *_tables(self))
+        return _DenseLookup.apply(self.weights, indices, offsets, *_tables(self))  # type: ignore[no-untyped-call]
 
     dense.forward = dense_forward
 
@@ -142,7 +144,7 @@ def distinct_rows(lookups: float, rows: Sequence[int]) -> list[float]:
 
 def _row_bytes(indices: Any, rows: Any, dims: Any, weights: Any) -> float:
     used = distinct_rows(float(indices.numel()), rows)
-    return sum(n * d for n, d in zip(used, dims, strict=True)) * float(weights.element_size())
+    return float(sum(n * d for n, d in zip(used, dims, strict=True)) * weights.element_size())
 
 
 def _forward_cost(indices: Any, out: Any, rows: Any, dims: Any, weights: Any) -> OpCost:

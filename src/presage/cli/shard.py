@@ -70,11 +70,8 @@ def command(
 
     presage shard demo --ranks 4
     """
-    if objective not in OBJECTIVES:
-        raise typer.BadParameter(f"{objective!r}: choose from {', '.join(OBJECTIVES)}", param_hint="--objective")
-    if objective == "step":
-        _by_step(tables, ranks, batch, seconds, out, json)
-        return
+    if _whole_step(objective):
+        return _by_step(tables, ranks, batch, seconds, out, json)
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
     from presage.report.shard_answer import shard_answer
@@ -86,6 +83,12 @@ def command(
 
         save_plan(result.plan, problem.tables, out)
     show_answer(shard_answer(problem, result), json, report, {"plan": out})
+
+
+def _whole_step(objective: str) -> bool:
+    if objective not in OBJECTIVES:
+        raise typer.BadParameter(f"{objective!r}: choose from {', '.join(OBJECTIVES)}", param_hint="--objective")
+    return objective == "step"
 
 
 def _by_step(given: str, ranks: int, batch: int | None, seconds: float, out: Path | None, json: str | None) -> None:
@@ -119,6 +122,7 @@ def _problem(
 
     place = platform(name)
     path = Path(given)
+    counted: int | None
     if given == "demo" and not path.exists():
         tables, counted = _demo(ranks, place)
     else:

@@ -57,7 +57,7 @@ class FusedStep(DlrmStep):
         self.tape.emit(name, [Ref(t) for t in reads], writes, writes=[t for t in writes if t in reads])
 
     def _dense_weights(self) -> None:
-        """Weights and biases of all dense layers; tensors of all of them, in both precisions, and of their gradients."""
+        """Tensors of all dense weights and biases, in both precisions, and of their gradients."""
         job, width = self.job, self.width + self.job.bottom[-1]
         crossed = job.cross_layers * width * (2 * job.cross_rank + 1) if job.interaction == "dcn" else 0
         bottom, top = (

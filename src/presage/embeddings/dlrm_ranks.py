@@ -170,7 +170,7 @@ def _embedding_counts(job: DlrmJob, plan: ShardingPlan, prices: ShardCosts) -> E
 
 
 def _received(job: DlrmJob, plan: ShardingPlan, prices: ShardCosts) -> tuple[int, float]:
-    """Columns of pooled rows that a sample gets; and those that its rank sums for its node first, a sample of its own."""
+    """Columns of pooled rows that a sample gets, and those that its rank sums for its node first."""
     near = prices.group.per_domain
     tiers = prices.problem.two_tier and near < job.ranks
     received, summed = 0, 0.0

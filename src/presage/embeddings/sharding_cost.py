@@ -84,7 +84,7 @@ def _leaving(parts: ShardArrays, ranks: Array, prices: ShardCosts) -> Array:
     """Bytes of pooled rows that leave each rank's node: partial rows of one table are summed in the node."""
     near = prices.group.per_domain
     nodes = ranks // near
-    pairs, first = np.unique(np.stack([parts.table, nodes]), axis=1, return_index=True)
+    pairs = np.unique(np.stack([parts.table, nodes]), axis=1)
     sums = np.zeros(-(-prices.problem.ranks // near))
     for k in range(pairs.shape[1]):
         same = (parts.table == pairs[0, k]) & (nodes == pairs[1, k])

@@ -27,8 +27,8 @@ def step_plans_answer(job: DlrmJob, plans: Sequence[StepPlan]) -> Answer:
     same = "the same" if least.plan == best.plan else f"{seconds(least.step - best.step)} longer a step"
     ways = ", ".join(f"{n} {kind.replace('_', '-')}" for kind, n in best.plan.counts().items())
     headline = (
-        f"{seconds(best.step)}/step with {best.name}; the plan with the least time for embeddings alone ({least.name}) is "
-        f"{same}."
+        f"{seconds(best.step)}/step with {best.name}; the plan with the least time for embeddings alone "
+        f"({least.name}) is {same}."
     )
     return Answer(
         title=f"{len(job.tables)} tables on {job.ranks} ranks",
