@@ -71,7 +71,8 @@ def command(
     presage shard demo --ranks 4
     """
     if _whole_step(objective):
-        return _by_step(tables, ranks, batch, seconds, out, json)
+        _by_step(tables, ranks, batch, seconds, out, json)
+        return
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
     from presage.report.shard_answer import shard_answer
