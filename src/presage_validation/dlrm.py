@@ -1,94 +1,98 @@
 """MLPerf's recommendation runs (DLRM-DCNv2): the step predicted beside the one measured. Nothing is fitted on the rows.
 
-Measured with HugeCTR: whole steps as CUDA graphs, dense layers in fp16, pooled rows sent in fp16, own fused kernels and
-plans. presage has FBGEMM's kernels, PyTorch's ops and its own plan. `step_time` is without host time, as CUDA graphs
-have next to none; `with_host` is the same step launched op by op from Python, as TorchRec does; `embeddings` only what
-the tables take (a part, so below).
+The runs are HugeCTR's; presage predicts them with the framework's published options, its planner's plan, the platform
+that a row describes, and kernels and collectives measured elsewhere. A row's time is its batch over the throughput of
+the whole run, evaluations included (tracked_stats of the submissions' logging callback), so the prediction is a
+training step and its share of the evaluations. The sizes of data and evaluation are the benchmark's; the evaluation's
+batch is that of NVIDIA's configs. GPUs without NVLink are a metric of their own: how their PCIe is wired is not in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from presage.embeddings.dlrm_job import DlrmJob
-from presage.embeddings.dlrm_ranks import dlrm_ranks, predict_dlrm
+from presage.embeddings.dlrm_job import DlrmJob, Evaluation
+from presage.embeddings.dlrm_ranks import dlrm_ranks, evaluation_seconds, predict_dlrm
+from presage.embeddings.dlrm_system import dlrm_system
 from presage.embeddings.table_files import read_tables
 from presage.errors import InputError, PresageError
-from presage_validation.public_table import count, platform_name, read_table, run_seconds
+from presage.hardware import Platform
+from presage_validation.public_table import count, platform_of_run, read_table, run_seconds
 from presage_validation.score import AccuracyResult, Row, Skipped
 
 Tell = Callable[[str], None]
 SOURCE = "mlperf_dlrm"
-COLUMNS = ("source_key", "gpu", "gpus_per_node", "n_gpus", "global_batch", "step_time_s", "step_time_s_derived")
-NO_HOST = 1e-3
-SEARCH, BRIEF = 20.0, 3.0  # seconds at most
+COLUMNS = (
+    "source_key", "source", "gpu", "gpus_per_node", "n_gpus", "global_batch", "interconnect", "step_time_s",
+    "step_time_s_derived",
+)  # fmt: skip
+EVALUATED, TRAINED, PART = 89_137_319, 4_195_197_692, 0.05  # samples, samples of an epoch, of it between evaluations
+EVALUATION_BATCH, LARGE, LARGE_BATCH = 1_048_576, 128, 2_097_152  # of NVIDIA's configs, by ranks
+NODE_GB, NODES_GB = 0.008, 0.0125  # tables below are data-parallel, by NVIDIA's configs of one node and of several
 
 
 @dataclass(frozen=True)
 class _Run:
     line: int
     gpu: str
-    platform: str
+    place: Platform
     ranks: int
     batch: int
+    framework: str
     seconds: float
 
     @property
     def name(self) -> str:
         return f"line {self.line}: {self.ranks} {self.gpu}, batch {self.batch}"
 
+    @property
+    def metric(self) -> str:
+        return "step_time" if self.place.links[0].name == "nvlink" else "step_time_pcie"
+
 
 def score_dlrm(path: str | Path, tell: Tell = lambda _: None) -> AccuracyResult:
     """Score the rows of a table of public runs."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    known: dict[tuple[str, int, int], Mapping[str, float]] = {}
     for line, row in _read(Path(path)):
         try:
             run = _run(line, row)
             tell(run.name)
-            key = run.platform, run.ranks, run.batch
-            if key not in known:
-                known[key] = _predicted(run)
+            seconds = _seconds(run.place, run.ranks, run.batch, run.framework)
         except PresageError as e:
             skipped.append(Skipped(f"line {line}", str(e)))
             continue
-        rows += [Row(metric, run.gpu, run.name, value, run.seconds) for metric, value in known[key].items()]
+        rows.append(Row(run.metric, run.gpu, run.name, seconds, run.seconds))
     return AccuracyResult("dlrm", str(path), tuple(rows), tuple(skipped))
 
 
-def dlrm_seconds(row: Mapping[str, str]) -> float:
-    """A row's step without host time."""
+def dlrm_row(row: Mapping[str, str]) -> tuple[str, float]:
+    """A row's metric, and its predicted step with its share of evaluation."""
     run = _run(0, row)
-    return _bare(run.platform, run.ranks, run.batch)
+    return run.metric, _seconds(run.place, run.ranks, run.batch, run.framework)
 
 
 @cache
-def _bare(platform: str, ranks: int, batch: int) -> float:
-    job = mlperf_job(platform, ranks, batch)
-    return predict_dlrm(dlrm_ranks(job, seconds=BRIEF, pace=NO_HOST), draws=1).step.p50
+def _seconds(place: Platform, ranks: int, batch: int, framework: str) -> float:
+    team = dlrm_ranks(mlperf_job(place, ranks, batch, framework), place=place)
+    return predict_dlrm(team, draws=1).step.p50 + evaluation_seconds(team)
 
 
-def mlperf_job(platform: str, ranks: int, batch: int) -> DlrmJob:
-    """The reference model, in the precision of the submissions."""
+def mlperf_job(place: Platform, ranks: int, batch: int, framework: str = "hugectr") -> DlrmJob:
+    """The reference model as NVIDIA's submissions run it."""
     tables, _ = read_tables(Path(str(files("presage").joinpath("data/dlrm/mlperf_dcnv2.json"))))
-    return DlrmJob("dlrm-dcnv2", tables, batch, ranks, platform, interaction="dcn", precision="fp16", wire="fp16")
-
-
-def _predicted(run: _Run) -> dict[str, float]:
-    job = mlperf_job(run.platform, run.ranks, run.batch)
-    team = dlrm_ranks(job, seconds=SEARCH, pace=NO_HOST)
-    bare = predict_dlrm(team, draws=1).step.p50
-    whole = dlrm_ranks(job, given=team.plan)
-    return {
-        "step_time": bare,
-        "with_host": predict_dlrm(whole, draws=1).step.p50,
-        "embeddings": team.cost.seconds,
-    }
+    system = dlrm_system(framework)
+    if system.replicate_GB:
+        system = replace(system, replicate_GB=NODE_GB if ranks <= place.domain else NODES_GB)
+    tested = Evaluation(EVALUATED, LARGE_BATCH if ranks >= LARGE else EVALUATION_BATCH, int(PART * TRAINED))
+    return DlrmJob(
+        "dlrm-dcnv2", tables, batch, ranks, place.key, interaction="dcn", precision="fp16", plan=system.plan,
+        index="int32", wire="fp16", system=system, evaluation=tested,
+    )  # fmt: skip
 
 
 def _read(path: Path) -> list[tuple[int, Mapping[str, str]]]:
@@ -101,4 +105,6 @@ def _read(path: Path) -> list[tuple[int, Mapping[str, str]]]:
 
 def _run(line: int, row: Mapping[str, str]) -> _Run:
     node, ranks, batch = (count(row, k) for k in ("gpus_per_node", "n_gpus", "global_batch"))
-    return _Run(line, row["gpu"], platform_name(row["gpu"], node), ranks, batch, run_seconds(row))
+    place = platform_of_run(row["gpu"], node, row["interconnect"])
+    first = "hugectr-23.04" if "v3.0" in row["source"] else "hugectr"  # v3.0 has no data-parallel tables
+    return _Run(line, row["gpu"], place, ranks, batch, first, run_seconds(row))

@@ -26,7 +26,7 @@ WORKLOADS = Path(__file__).resolve().parents[2] / "workloads" / "public.py"
 KINDS = {
     "dense": ("transformer jobs", "step_time_left_out", "dense"),
     "moe": ("mixture-of-experts jobs", "step_time_left_out", "MoE"),
-    "recommendation": ("recommendation jobs", "step_time_recommendation", ""),
+    "recommendation": ("recommendation jobs with HugeCTR", "step_time_recommendation", ""),
     "ranks": ("captured steps on several GPUs", "step_time", ""),
 }
 HEAD = """\

@@ -25,7 +25,7 @@ from presage.parallel.plan import ParallelPlan
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.jobs.efficiency import LAWS, efficiency_without, shipped_efficiency
 from presage.prediction.jobs.job_step import job_step
-from presage_validation.dlrm import dlrm_seconds
+from presage_validation.dlrm import dlrm_row
 from presage_validation.public_table import count, number, platform_of_run, read_table, run_seconds
 from presage_validation.score import AccuracyResult, Row, cut_evenly, run_cases
 
@@ -62,7 +62,9 @@ def _scored(numbered: tuple[int, Mapping[str, str]]) -> tuple[list[Row], bool]:
     source, seconds = row["source_key"], run_seconds(row)
     if row["complete"] == "dlrm":
         name = f"line {line}: {row['model']} on {row['n_gpus']} {row['gpu']}, batch {row['global_batch']}"
-        return [Row("step_time_recommendation", source, name, dlrm_seconds(row), seconds)], True
+        metric, predicted = dlrm_row(row)
+        of_kind = metric.replace("step_time", "step_time_recommendation")
+        return [Row(of_kind, source, name, predicted, seconds)], True
     job = job_of_run(row)
     name, also = _name(line, row, job), _groups(row, job)
     rows = [

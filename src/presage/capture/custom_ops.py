@@ -24,6 +24,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor
 
+from presage.capture import torchrec_hooks
 from presage.capture.backend import users_line
 from presage.capture.built_extensions import replace_builders
 from presage.capture.compiled import calls, is_capturing
@@ -154,9 +155,6 @@ def _extension(op: RegisteredOp) -> Callable[..., Any]:
     return run
 
 
-# ---- Triton and xformers
-
-
 class _HookedFinder(MetaPathFinder):
     """Replaces functions of modules, while a capture lasts, once these are loaded."""
 
@@ -230,6 +228,7 @@ HOOKED: dict[str, Callable[[Any], None]] = {
     "triton.runtime.autotuner": _replace_launchers,  # which imports all that is replaced
     "xformers.ops.fmha": _replace_attention,
     "torch.utils.cpp_extension": replace_builders,
+    **torchrec_hooks.HOOKED,
 }
 
 

@@ -324,12 +324,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def record_collective(self, name: str, given: Any, written: Any, group: str, *, sync: bool = False) -> None:
         """A collective or a message of a process group, on a stream of the group's own; with no group, a copy."""
-        own = {id(x) for x in written}
-        sent = () if all(id(x) in own for x in given) else given  # a part of what is sent may be written over
+        sent = () if {*map(id, given)} <= {*map(id, written)} else given  # a part of what is sent may be written over
         self._record(name, tuple(x for x in (written, sent) if x), (), written, group=group, sync=sync)
 
     def _record(self, name: str, given: Any, made: Any, written: Any, group: str = "", **fields: Any) -> None:
-        self._hash, self._ops = hash((self._hash, name, group, *(x.shape for x in leaves(given)))), self._ops + 1
+        self._hash = hash((self._hash, name, group, *(getattr(x, "shape", x) for x in leaves(given))))
+        self._ops += 1
         if not self.recording:
             return
         call = RecordedCall(index=len(self.calls), name=name, overload="", host=False, **fields)

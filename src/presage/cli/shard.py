@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 MS, GIB = 1e3, 1024.0**3
 DEMO_BATCH = 4096  # a rank
+OBJECTIVES = ("embeddings", "step")
 
 
 def command(
     tables: Annotated[
-        Path, typer.Argument(metavar="TABLES.json", help="Tables, as written by `presage indices --json`, or 'demo'.")
+        str,
+        typer.Argument(
+            metavar="TABLES.json|FILE.py:FUNCTION|JOB.toml",
+            help="Tables, as written by `presage indices --json`, code that looks them up, a job, or 'demo'.",
+        ),
     ],
     ranks: Annotated[int, option("--ranks", "N", "Number of GPUs to shard over.", min=1)],
     platform: Annotated[
@@ -43,6 +48,9 @@ def command(
         str, option("--optimizer", "NAME", "Optimizer of the tables: rowwise_adagrad or sgd.")
     ] = "rowwise_adagrad",
     lengths: Annotated[str, option("--lengths", "NAME", "Distribution of bag lengths: fixed or poisson.")] = "fixed",
+    objective: Annotated[
+        str, option("--objective", "WHAT", "What is made short: embeddings, or step (of a JOB.toml).")
+    ] = "embeddings",
     seconds: SearchSeconds = 20.0,
     seed: Annotated[int, option("--seed", "K", "Random seed.", min=0)] = 0,
     out: ShardingOut = None,
@@ -56,8 +64,15 @@ def command(
 
     presage shard tables.json --ranks 16 --platform dgx-h100 --batch 65536
 
+    presage shard train.py:build --ranks 8
+
+    presage shard job.toml --ranks 16 --objective step
+
     presage shard demo --ranks 4
     """
+    if _whole_step(objective):
+        _by_step(tables, ranks, batch, seconds, out, json)
+        return
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
     from presage.report.shard_answer import shard_answer
@@ -71,8 +86,35 @@ def command(
     show_answer(shard_answer(problem, result), json, report, {"plan": out})
 
 
+def _whole_step(objective: str) -> bool:
+    if objective not in OBJECTIVES:
+        raise typer.BadParameter(f"{objective!r}: choose from {', '.join(OBJECTIVES)}", param_hint="--objective")
+    return objective == "step"
+
+
+def _by_step(given: str, ranks: int, batch: int | None, seconds: float, out: Path | None, json: str | None) -> None:
+    """Plans of a job by its whole step."""
+    from dataclasses import replace
+
+    from presage.embeddings.dlrm_job import read_job
+    from presage.embeddings.step_plans import step_plans
+    from presage.embeddings.table_files import save_plan
+    from presage.errors import PresageError
+    from presage.report.step_plans_answer import step_plans_answer
+
+    if not given.endswith(".toml"):
+        raise PresageError(f"--objective step needs the whole model: give a recommendation job (.toml), not {given}")
+    read = read_job(given)
+    job = replace(read, ranks=ranks, batch=batch or read.batch)
+    with search_bar() as tell:
+        plans = step_plans(job, seconds=seconds, tell=tell)
+    if out is not None:
+        save_plan(plans[0].plan, job.tables, out)
+    show_answer(step_plans_answer(job, plans), json, files={"plan": out})
+
+
 def _problem(
-    path: Path, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
+    given: str, ranks: int, name: str, batch: int | None, memory: float | None, optimizer: str, lengths: str
 ) -> ShardingProblem:
     from presage.embeddings.sharding_plan import ShardingProblem
     from presage.embeddings.table_files import read_tables
@@ -80,10 +122,23 @@ def _problem(
     from presage.hardware import platform
 
     place = platform(name)
-    tables, counted = _demo(ranks, place) if str(path) == "demo" and not path.exists() else read_tables(path)
+    path = Path(given)
+    counted: int | None
+    if given == "demo" and not path.exists():
+        tables, counted = _demo(ranks, place)
+    else:
+        tables, counted = _of_code(given) if ".py:" in given else read_tables(path)
     if batch is None and counted is None:
         raise PresageError(f"{path} has no batch: give --batch")
     return ShardingProblem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
+
+
+def _of_code(source: str) -> tuple[tuple[Table, ...], int | None]:
+    """The tables that code on one GPU looks rows up in, and its batch."""
+    from presage.embeddings.captured_lookups import captured_tables
+    from presage.prediction.api import step_graph
+
+    return captured_tables(step_graph(source))
 
 
 def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:

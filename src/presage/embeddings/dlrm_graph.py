@@ -43,14 +43,18 @@ class EmbeddingCounts:
     bags: int  # that a rank sends, to all ranks together
     lookups: int  # in them
     replicas: int  # weights that all ranks hold
+    received: int = 0  # columns of pooled rows that a sample gets, each part of rows counted
+    summed: int = 0  # numbers that a rank gets from its node to sum, where the exchange has two tiers
 
 
-def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts) -> Graph:
-    """One rank's step, before its dense gradients are shared."""
-    return _Step(job, sparse).graph()
+def dlrm_graph(job: DlrmJob, sparse: EmbeddingCounts, *, train: bool = True) -> Graph:
+    """One rank's step, before its dense gradients are shared; or its forward pass alone."""
+    return DlrmStep(job, sparse).graph(train=train)
 
 
-class _Step:
+class DlrmStep:
+    """Records a rank's step; subclasses run it with other kernels."""
+
     def __init__(self, job: DlrmJob, sparse: EmbeddingCounts) -> None:
         self.job, self.sparse = job, sparse
         self.tape = AutogradTape(DTYPES[job.precision], tf32=job.precision == "tf32")
@@ -63,7 +67,7 @@ class _Step:
         self.pooled = self.tape.input((self.rows, sparse.placed), self.wire, nbytes=0)  # of the mean rank
         self.partial = self.tape.input((self.rows * job.ranks, sparse.by_rows), self.wire, nbytes=0)
 
-    def graph(self) -> Graph:
+    def graph(self, *, train: bool = True) -> Graph:
         job, tape = self.job, self.tape
         if job.pipelined:
             self._copy_next()
@@ -73,12 +77,16 @@ class _Step:
             self._send_sizes(wait=True)
             self._send_indices()
         dense = tape.input((self.rows, job.dense), "float32")
+        kinds, embedded = ([], 0) if not job.system.bottom_beside_exchange else self._looked_up()
         bottom = mlp(tape, dense, list(job.bottom), "bottom", first=True)
-        embedded = self._embedded()
+        kinds, embedded = (kinds, embedded) if kinds else self._looked_up()
+        self._received(embedded, kinds)
         crossed = self._interaction(bottom, tape.cast(embedded, tape.dtype))
         bce_loss(tape, mlp(tape, crossed, list(job.top), "top", last_plain=True))
         if job.pipelined:
             self._send_indices()
+        if not train:
+            return tape.build(source=job.name)
         tape.backward()
         dense_update(tape, job.optimizer)
         if self.sparse.replicated:
@@ -117,8 +125,8 @@ class _Step:
         """A view of `width` columns of a rank's samples, as one block."""
         return self.tape.add_tensor(self.tape.of(tensor).storage, (self.rows, width), self.wire)
 
-    def _embedded(self) -> int:
-        """Lookups, and the pooled rows of this rank's samples."""
+    def _looked_up(self) -> tuple[list[str], int]:
+        """Lookups, and the exchange that brings the pooled rows of this rank's samples."""
         tape, sparse, many = self.tape, self.sparse, self.job.ranks > 1
         tape.module = "embeddings"
         embedded = tape.activation((self.rows, self.width), "float32")
@@ -137,10 +145,14 @@ class _Step:
             self._op(
                 "scatter", "c10d::_reduce_scatter_base_", [self.partial], [self._columns(embedded, sparse.by_rows)]
             )
+        return kinds, embedded
+
+    def _received(self, embedded: int, kinds: list[str]) -> None:
+        """Pooled rows in the order of the tables."""
+        self.tape.module = "embeddings"
         both, around = [Ref(embedded), Ref(embedded)], "fbgemm::permute_pooled_embs"
-        tape.emit("aten::copy_", both, [embedded], around, writes=[embedded])
-        tape.note(lambda: self._embedded_back(embedded, kinds))
-        return embedded
+        self.tape.emit("aten::copy_", both, [embedded], around, writes=[embedded])
+        self.tape.note(lambda: self._embedded_back(embedded, kinds))
 
     def _embedded_back(self, embedded: int, kinds: list[str]) -> None:
         tape, many = self.tape, self.job.ranks > 1

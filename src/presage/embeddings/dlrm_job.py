@@ -11,6 +11,7 @@ import msgspec
 from presage.configs.job import Job
 from presage.configs.job_file import JobTable
 from presage.embeddings import Table
+from presage.embeddings.dlrm_system import FRAMEWORKS, DlrmSystem, dlrm_system
 from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
 from presage.hardware.facts import load_toml
@@ -22,6 +23,15 @@ INDICES = {"int64": 8, "int32": 4}
 OPTIMIZERS = ("sgd", "adagrad", "adam")
 GIB = 1024.0**3
 MOST_RANKS, MOST_WIDTH, MOST_LAYERS = 16_384, 10**6, 1000  # all ranks go through one engine
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Forward passes over an evaluation set, again and again during training."""
+
+    samples: int
+    batch: int
+    every: int  # samples trained between two evaluations
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class DlrmJob:
     memory: float = 0.0  # bytes of a rank for tables; 0: four fifths of the GPU's
     index: str = "int64"  # of lookups and lengths
     wire: str = "fp32"  # what pooled rows and their gradients are sent in
+    system: DlrmSystem = FRAMEWORKS["torchrec"]
+    evaluation: Evaluation | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MOST_RANKS:
@@ -75,6 +87,12 @@ class _Embeddings(msgspec.Struct, forbid_unknown_fields=True):
     index: str = "int64"
 
 
+class _Evaluation(msgspec.Struct, forbid_unknown_fields=True):
+    samples: int
+    batch: int
+    every: int
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     batch: int
     ranks: int
@@ -85,8 +103,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     name: str = ""
     interaction: str = "dot"
     precision: str = "tf32"
-    plan: str = "auto"
+    plan: str = ""
     pipelined: bool = True
+    framework: str = "torchrec"
+    system: dict[str, Any] = msgspec.field(default_factory=dict)
+    evaluation: _Evaluation | None = None
 
 
 def read_job(path: str | Path) -> DlrmJob:
@@ -122,6 +143,7 @@ def read_any_job(path: str | Path) -> Job | DlrmJob:
 
 
 def _check_sizes(path: Path, f: _File) -> None:
+    e = f.evaluation
     for name, value, least, most in (
         ("ranks", f.ranks, 1, MOST_RANKS),
         ("batch", f.batch, 1, 10**12),
@@ -129,18 +151,29 @@ def _check_sizes(path: Path, f: _File) -> None:
         ("cross.layers", f.cross.layers, 0, MOST_LAYERS),
         ("cross.rank", f.cross.rank, 0, MOST_WIDTH),
         ("embeddings.memory_GiB", f.embeddings.memory_GiB, 0, 10**6),
+        *((f"evaluation.{k}", v, 1, 10**15) for k, v in (msgspec.structs.asdict(e) if e else {}).items()),
     ):
         if not least <= value <= most:
             raise InputError(path, f"is {value}: it can be {least} to {most:,}", name)
 
 
+def _system(path: Path, f: _File) -> DlrmSystem:
+    try:
+        return dlrm_system(f.framework, f.system)
+    except PresageError as e:
+        raise InputError(path, str(e)) from None
+
+
 def _job(path: Path, f: _File) -> DlrmJob:
     given = f.embeddings.tables
     tables = tables_of(given, path) if isinstance(given, list) else read_tables(path.parent / given)[0]
-    plan = str(path.parent / f.plan) if f.plan.endswith(".json") else f.plan
+    system = _system(path, f)
+    plan = str(path.parent / f.plan) if f.plan.endswith(".json") else f.plan or system.plan
+    e = f.evaluation
+    tested = None if e is None else Evaluation(e.samples, e.batch, e.every)
     return DlrmJob(
         f.name or path.name, tables, f.batch, f.ranks, f.platform, f.dense.features, tuple(f.dense.bottom),
         tuple(f.dense.top), f.interaction, f.cross.layers, f.cross.rank, f.dense.optimizer, f.embeddings.optimizer,
         f.embeddings.lengths, f.precision, plan, f.pipelined, f.embeddings.memory_GiB * GIB,
-        f.embeddings.index, f.embeddings.wire,
+        f.embeddings.index, f.embeddings.wire, system, tested,
     )  # fmt: skip

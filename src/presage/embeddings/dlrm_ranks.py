@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from presage.costs.kernel_model import OpTime
 from presage.embeddings import EmbeddingModel
+from presage.embeddings.dlrm_fused import FusedStep
 from presage.embeddings.dlrm_graph import SPARSE, EmbeddingCounts, dlrm_graph
 from presage.embeddings.dlrm_job import INDICES, WIRES, DlrmJob
 from presage.embeddings.sharding_cost import ShardCosts, ShardingCost, SharedTableCosts, sharding_cost, shards_of
 from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic_plan
-from presage.embeddings.sharding_plan import COLUMN, DATA, KINDS, ROW, TABLE, ShardingPlan, ShardingProblem
+from presage.embeddings.sharding_hugectr import hugectr_plan
+from presage.embeddings.sharding_plan import DATA, KINDS, PLACED, ROW, TABLE_ROW, ShardingPlan, ShardingProblem
 from presage.embeddings.sharding_search import search
 from presage.embeddings.table_files import read_plan
 from presage.errors import PresageError
@@ -35,6 +37,7 @@ from presage.prediction.step_program import STREAM
 
 NAME = "sharded embeddings + ddp"
 Tell = Callable[[float, float], None]
+GRAPHED = 1e-3  # of the usual host time per op, inside a CUDA graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,7 @@ class DlrmRanks:
     cost: ShardingCost
     team: RankSet
     where: Machine
+    pace: float = 1.0  # of the hosts
 
 
 def dlrm_ranks(
@@ -64,36 +68,49 @@ def dlrm_ranks(
     `pace`: how many times as long as usual the hosts take.
     """
     where = place or _platform(job.platform)
-    problem = ShardingProblem(
-        job.tables,
-        job.batch,
-        job.ranks,
-        where,
-        job.memory,
-        job.embedding_optimizer,
-        job.lengths,
-        INDICES[job.index],
-        WIRES[job.wire],
-    )
-    prices = ShardCosts(problem, model)
+    prices = ShardCosts(_problem(job, where), model)
     plan = given or _plan(job, prices, seconds, tell)
     cost = sharding_cost(plan, prices)
     if cost.over:
         raise PresageError(f"the plan {job.plan} needs {cost.over / 1024**3:.4g} GiB more than a rank has for tables")
-    host = machine(where.gpu.key)
-    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host)
+    host, pace = machine(where.gpu.key), pace * (GRAPHED if job.system.cuda_graph else 1.0)
+    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host, pace)
+
+
+def evaluation_seconds(ranks: DlrmRanks) -> float:
+    """Seconds of evaluation that a training step bears its share of; 0 where the job has none."""
+    e = ranks.job.evaluation
+    if e is None:
+        return 0.0
+    job = replace(ranks.job, batch=max(e.batch, ranks.job.ranks))
+    prices = ShardCosts(_problem(job, ranks.prices.problem.platform), ranks.prices.model)
+    cost = sharding_cost(ranks.plan, prices)
+    team = _ranks(job, prices, ranks.plan, cost, ranks.where, ranks.pace, train=False)
+    forward = predict_rank_set(team, ranks.where, draws=1, steps=STEPS).step.p50
+    return -(-e.samples // e.batch) * forward * ranks.job.batch / e.every
+
+
+def _problem(job: DlrmJob, where: Platform) -> ShardingProblem:
+    return ShardingProblem(
+        job.tables, job.batch, job.ranks, where, job.memory, job.embedding_optimizer, job.lengths, INDICES[job.index],
+        WIRES[job.wire], job.system.exchange == "two_tier",
+    )  # fmt: skip
 
 
 def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> ShardingPlan:
     if job.plan == "auto":
         return search(prices.problem, seconds=seconds, tell=tell, prices=prices).plan
+    if job.plan == "hugectr":
+        return hugectr_plan(prices.problem, job.system.replicate_GB)
     if job.plan in HEURISTICS:
         heuristic = heuristic_plan(job.plan, prices)
         if heuristic is None:
             raise PresageError(f"{job.plan} finds no rank with memory left for a table; try plan = 'auto'")
         return heuristic
     if not job.plan.endswith(".json"):
-        raise PresageError(f"unknown plan {job.plan!r}: choose from auto, {', '.join(HEURISTICS)}, or a .json file")
+        raise PresageError(
+            f"unknown plan {job.plan!r}: choose from auto, hugectr, {', '.join(HEURISTICS)}, or a .json file"
+        )
     plan = read_plan(job.plan, job.tables)
     if plan.ranks != job.ranks:
         raise PresageError(f"{job.plan} is a plan for {plan.ranks} ranks, and the job has {job.ranks}")
@@ -101,11 +118,12 @@ def _plan(job: DlrmJob, prices: ShardCosts, seconds: float, tell: Tell) -> Shard
 
 
 def _ranks(
-    job: DlrmJob, prices: ShardCosts, plan: ShardingPlan, cost: ShardingCost, where: Machine, pace: float
-) -> RankSet:
+    job: DlrmJob, prices: ShardCosts, plan: ShardingPlan, cost: ShardingCost, where: Machine, pace: float,
+    train: bool = True,
+) -> RankSet:  # fmt: skip
     _, ranks, common = shards_of(plan, prices)
-    sparse = _embedding_counts(job, plan)
-    graph = ddp(dlrm_graph(job, sparse), job.ranks)
+    sparse = _embedding_counts(job, plan, prices)
+    graph = _graph(job, sparse, train)
     layout = RankLayout((("dp", job.ranks),))
     groups = groups_of(layout, prices.problem.platform)
     common_times = _common_times(prices, cost, common, _batch_bytes(job))
@@ -125,18 +143,45 @@ def _ranks(
     return RankSet(prices.problem.platform, named, layout, overrides, (step,), (tuple(times),), many)
 
 
-def _embedding_counts(job: DlrmJob, plan: ShardingPlan) -> EmbeddingCounts:
+def _graph(job: DlrmJob, sparse: EmbeddingCounts, train: bool) -> Graph:
+    """One rank's step in the way of the job's framework."""
+    if job.system.fused_dense:
+        return FusedStep(job, sparse).graph(train=train)
+    step = dlrm_graph(job, sparse, train=train)
+    return ddp(step, job.ranks) if train else step
+
+
+def _embedding_counts(job: DlrmJob, plan: ShardingPlan, prices: ShardCosts) -> EmbeddingCounts:
     """Columns, bags and lookups that a rank's samples send and receive."""
     width, bags, lookups = dict.fromkeys(KINDS, 0), 0.0, 0.0
     for table, placed in zip(job.tables, plan.tables, strict=True):
         width[placed.sharding] += table.dim
         if placed.sharding != DATA:  # to each part of the columns all of it, to each part of the rows its lookups
+            by_rows = placed.sharding in (ROW, TABLE_ROW)
             bags += job.ranks if placed.sharding == ROW else len(placed.ranks)
-            lookups += table.pooling * (1 if placed.sharding == ROW else len(placed.ranks))
+            lookups += table.pooling * (1 if by_rows else len(placed.ranks))
     samples = job.batch / job.ranks
     weights = sum(t.rows * t.dim for t, p in zip(job.tables, plan.tables, strict=True) if p.sharding == DATA)
-    columns = width[TABLE] + width[COLUMN], width[ROW], width[DATA]
-    return EmbeddingCounts(*columns, round(bags * samples), round(lookups * samples), weights)
+    columns = sum(width[k] for k in PLACED), width[ROW], width[DATA]
+    received, summed = _received(job, plan, prices)
+    return EmbeddingCounts(
+        *columns, round(bags * samples), round(lookups * samples), weights, received, round(summed * samples)
+    )
+
+
+def _received(job: DlrmJob, plan: ShardingPlan, prices: ShardCosts) -> tuple[int, float]:
+    """Columns of pooled rows that a sample gets, and those that its rank sums for its node first."""
+    near = prices.group.per_domain
+    tiers = prices.problem.two_tier and near < job.ranks
+    received, summed = 0, 0.0
+    for table, placed in zip(job.tables, plan.tables, strict=True):
+        nodes = len({r // near for r in placed.ranks})
+        if placed.sharding == TABLE_ROW:
+            received += table.dim * (nodes if tiers else len(placed.ranks))
+            summed += table.dim * len(placed.ranks) if tiers else 0.0
+        elif placed.sharding in PLACED or placed.sharding == ROW:
+            received += table.dim
+    return received, summed
 
 
 def _batch_bytes(job: DlrmJob) -> float:
@@ -149,7 +194,7 @@ def _common_times(prices: ShardCosts, cost: ShardingCost, common: SharedTableCos
     """Seconds of the embedding ops, those of the mean rank where ranks differ."""
     load = cost.load
     scatter, gather, reduce = prices.between(common)
-    exchange = float(prices.exchange(load.output.max()))
+    exchange = prices.pooled(load)
     return {
         "copy": copied / prices.problem.platform.gpu.pcie,
         "sizes": prices.announce(),
@@ -197,5 +242,7 @@ def predict_dlrm(ranks: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, se
     memory = (ranks.cost.load.memory - ranks.prices.received + peak).astype(int)
     many = result.many
     if many is not None:
-        many = replace(many, kinds=tuple(replace(k, peak_memory=int(memory[k.rank])) for k in many.kinds))
-    return with_model_error(replace(result, many=many, peak_memory=int(memory.max())), "recommendation")
+        kinds = (replace(k, peak_memory=int(memory[k.rank]), host=k.host * ranks.pace) for k in many.kinds)
+        many = replace(many, kinds=tuple(kinds))
+    host = result.host * ranks.pace
+    return with_model_error(replace(result, many=many, peak_memory=int(memory.max()), host=host), "recommendation")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from presage.costs.collectives import Collectives, RankGroup
 from presage.embeddings import EmbeddingModel, Table, embedding_model
-from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, ShardingProblem
+from presage.embeddings.sharding_plan import DATA, PLACED, ROW, TABLE_ROW, ShardingPlan, ShardingProblem
 
 Array = npt.NDArray[Any]
 PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
@@ -26,6 +26,7 @@ class RankLoads:
     indices: Array
     output: Array
     memory: Array
+    outer: Array | None = None  # bytes of pooled rows that leave the rank's node, where rows are summed in it first
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def shards_of(plan: ShardingPlan, prices: ShardCosts) -> tuple[ShardArrays, Arra
     shards: list[Shard] = []
     ranks: list[int] = []
     for t, placed in enumerate(plan.tables):
-        if placed.sharding in (TABLE, COLUMN):
+        if placed.sharding in PLACED:
             cut = len(placed.ranks)
             tables += [t] * cut
-            shards += [prices.part(t, cut)] * cut
+            shards += [prices.placed_part(t, cut, placed.sharding)] * cut
             ranks += placed.ranks
     by_rows, held = ([t for t, p in enumerate(plan.tables) if p.sharding == kind] for kind in (ROW, DATA))
     width = len(prices.part(0).terms)
@@ -75,7 +76,21 @@ def rank_loads(parts: ShardArrays, ranks: Array, common: SharedTableCosts, price
     else:
         forward = backward = np.zeros(n)
     rest = summed(parts.indices, common.indices), summed(parts.output, 0.0), summed(parts.memory, common.memory)
-    return RankLoads(forward + common.forward, backward + common.backward, *rest)
+    outer = _leaving(parts, ranks, prices) if prices.problem.two_tier and len(ranks) else None
+    return RankLoads(forward + common.forward, backward + common.backward, *rest, outer)
+
+
+def _leaving(parts: ShardArrays, ranks: Array, prices: ShardCosts) -> Array:
+    """Bytes of pooled rows that leave each rank's node: partial rows of one table are summed in the node."""
+    near = prices.group.per_domain
+    nodes = ranks // near
+    pairs = np.unique(np.stack([parts.table, nodes]), axis=1)
+    sums = np.zeros(-(-prices.problem.ranks // near))
+    for k in range(pairs.shape[1]):
+        same = (parts.table == pairs[0, k]) & (nodes == pairs[1, k])
+        by_rows = prices.problem.batch * prices.problem.tables[pairs[0, k]].dim * prices.problem.wire
+        sums[pairs[1, k]] += min(float(parts.output[same].sum()), float(by_rows))
+    return np.asarray(np.repeat(sums / near, near)[: prices.problem.ranks])
 
 
 def phase_seconds(load: RankLoads, common: SharedTableCosts, prices: ShardCosts) -> dict[str, float]:
@@ -83,7 +98,7 @@ def phase_seconds(load: RankLoads, common: SharedTableCosts, prices: ShardCosts)
     if prices.problem.ranks == 1:
         inward = outward = 0.0
     else:
-        inward, outward = float(prices.input(load.indices.max())), float(prices.exchange(load.output.max()))
+        inward, outward = float(prices.input(load.indices.max())), prices.pooled(load)
     scatter, gather, reduce = prices.between(common)
     return {
         "input": inward,
@@ -199,15 +214,23 @@ class ShardCosts:
             self._parts[table, cut] = self._part(one, self._terms([one], self.problem.batch)[0])
         return self._parts[table, cut]
 
+    def placed_part(self, table: int, cut: int, sharding: str) -> Shard:
+        """One of `cut` parts with ranks of their own: of its rows where it is table-row-wise, else of its columns."""
+        if sharding != TABLE_ROW:
+            return self.part(table, cut)
+        if (table, -cut) not in self._parts:
+            self._parts[table, -cut] = self._row_part(self.problem.tables[table], cut)
+        return self._parts[table, -cut]
+
     def everywhere(self, table: int, kind: str) -> Shard:
         """A rank's share of a table that is cut by rows, or that all ranks hold."""
         if (table, kind) not in self._everywhere:
-            make = self._row_part if kind == ROW else self._replica
-            self._everywhere[table, kind] = make(self.problem.tables[table])
+            one, n = self.problem.tables[table], self.problem.ranks
+            self._everywhere[table, kind] = self._row_part(one, n) if kind == ROW else self._replica(one)
         return self._everywhere[table, kind]
 
-    def _row_part(self, table: Table) -> Shard:
-        batch, one = self.problem.batch, table.rows_part(self.problem.ranks)
+    def _row_part(self, table: Table, cut: int) -> Shard:
+        batch, one = self.problem.batch, table.rows_part(cut)
         indices, output = (one.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
         state = one.rows * STATE[self.problem.optimizer]
         return Shard(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
@@ -247,6 +270,15 @@ class ShardCosts:
         within = self.collectives.seconds("all_to_all", most * near / self.group.ranks, RankGroup(near, near))
         return np.maximum(seconds, within)
 
+    def pooled(self, load: RankLoads) -> float:
+        """Seconds of the exchange of pooled rows, or of their gradients."""
+        near, ranks = self.group.per_domain, self.group.ranks
+        if not self.problem.two_tier or near in (1, ranks) or load.outer is None:
+            return float(self.exchange(load.output.max()))
+        within = self.collectives.seconds("all_to_all", float(load.output.max()), RankGroup(near, near))
+        between = self.collectives.seconds("all_to_all", float(load.outer.max()), RankGroup(ranks // near, 1))
+        return float(within + between)
+
     def input(self, most: Any) -> Any:
         """The sizes first, then lengths, then indices; of lengths only the start counts, their bytes are in `most`."""
         return np.where(np.asarray(most) > 0, 2 * self.announce() + self.exchange(most), 0.0)
@@ -270,8 +302,8 @@ def memory_by_rank(problem: ShardingProblem, plan: ShardingPlan) -> npt.NDArray[
     prices = ShardCosts(problem)
     out = np.full((len(plan.tables), plan.ranks), np.nan)
     for t, placed in enumerate(plan.tables):
-        if placed.sharding in (TABLE, COLUMN):
-            one = prices.part(t, len(placed.ranks)).memory
+        if placed.sharding in PLACED:
+            one = prices.placed_part(t, len(placed.ranks), placed.sharding).memory
             for rank in placed.ranks:
                 out[t, rank] = np.nan_to_num(out[t, rank]) + one
         else:

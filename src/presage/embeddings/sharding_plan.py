@@ -10,12 +10,14 @@ from presage.errors import PresageError
 from presage.hardware import Platform
 
 TABLE, COLUMN, ROW, DATA = "table_wise", "column_wise", "row_wise", "data_parallel"
-KINDS = (TABLE, COLUMN, ROW, DATA)
+TABLE_ROW = "table_row_wise"
+KINDS = (TABLE, COLUMN, TABLE_ROW, ROW, DATA)
+PLACED = (TABLE, COLUMN, TABLE_ROW)  # whose parts have ranks of their own
 
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """Placement of one table: table-wise, column-wise, row-wise or data-parallel."""
+    """Placement of one table: whole, by columns or by rows over some ranks, by rows over all, or on all."""
 
     sharding: str
     ranks: tuple[int, ...] = ()  # of the parts, in order; all ranks where it is cut by rows or held by all
@@ -34,7 +36,7 @@ class ShardingPlan:
                 raise PresageError(f"table {i} of the plan is {t.sharding!r}: choose from {', '.join(KINDS)}")
             if any(not 0 <= r < self.ranks for r in t.ranks):
                 raise PresageError(f"table {i} of the plan is on ranks {t.ranks}, and there are {self.ranks}")
-            if (t.sharding in (TABLE, COLUMN) and not t.ranks) or (t.sharding == TABLE and len(t.ranks) != 1):
+            if (t.sharding in PLACED and not t.ranks) or (t.sharding == TABLE and len(t.ranks) != 1):
                 raise PresageError(f"table {i} of the plan is {t.sharding} and on {len(t.ranks)} ranks")
 
     @staticmethod
@@ -64,6 +66,7 @@ class ShardingProblem:
     lengths: str = "fixed"
     index: int = 8  # bytes of an index or a length: int64
     wire: int = 4  # bytes of a pooled number, or its gradient, as they are sent
+    two_tier: bool = False  # pooled rows are exchanged inside the node first, then between nodes
 
     def __post_init__(self) -> None:
         if not self.tables:

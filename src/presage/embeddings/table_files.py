@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.embeddings import Reuse, Table
-from presage.embeddings.sharding_plan import COLUMN, TABLE, ShardingPlan, TablePlacement
+from presage.embeddings.sharding_plan import PLACED, ShardingPlan, TablePlacement
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files import write_whole
 from presage.files.reading import read_json
@@ -88,6 +88,9 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
         or not isinstance(value.get("ranks"), int)
     ):
         raise InputError(path, 'is not a plan: {"ranks": N, "tables": {NAME: {"sharding", "ranks"}}}')
+    unknown = [name for name in value["tables"] if name not in {t.name for t in tables}]
+    if unknown:
+        raise InputError(path, f"names a table that the job does not have: {unknown[0]!r}", "tables")
     out = []
     for t in tables:
         one = value["tables"].get(t.name)
@@ -96,7 +99,7 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
         kind, ranks = str(one.get("sharding")), one.get("ranks", [])
         if not isinstance(ranks, list) or not all(isinstance(r, int) for r in ranks):
             raise InputError(path, "is not a list of ranks", f"tables.{t.name}.ranks")
-        out.append(TablePlacement(kind, tuple(ranks) if kind in (TABLE, COLUMN) else ()))
+        out.append(TablePlacement(kind, tuple(ranks) if kind in PLACED else ()))
     try:
         return ShardingPlan(value["ranks"], tuple(out))
     except PresageError as e:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from presage.embeddings.dlrm_ranks import DlrmRanks
+from presage.embeddings.dlrm_ranks import DlrmRanks, evaluation_seconds
+from presage.embeddings.dlrm_system import SOURCES
 from presage.embeddings.indices import TableCounts
 from presage.embeddings.sharding_cost import ShardingCost, memory_by_rank
 from presage.embeddings.sharding_plan import ShardingProblem
@@ -251,7 +252,7 @@ def dlrm_answer(team: DlrmRanks, p: StepResult) -> Answer:
     """Everything `presage dlrm` shows."""
     base = predict_answer(p)
     step, *rest = base.sections
-    embeddings = Section("Embeddings", (phase_table(team.cost), load_table(team.cost)))
+    embeddings = Section("Embeddings", (phase_table(team.cost), load_table(team.cost), _system_table(team)))
     sections = (
         replace(step, title="Step", tables=(step_table(p),), chart=None),
         *(s for s in rest if s.title != "By module"),
@@ -259,13 +260,30 @@ def dlrm_answer(team: DlrmRanks, p: StepResult) -> Answer:
         families_section(p),
     )
     to_data = partial(dlrm_data, team, p)
-    return replace(base, question="How long will a step take?", sections=sections, to_data=to_data)
+    notes = (*base.notes, *_evaluation_notes(team, p))
+    return replace(base, question="How long will a step take?", sections=sections, to_data=to_data, notes=notes)
+
+
+def _system_table(team: DlrmRanks) -> DataTable:
+    """What the framework does, and where each option is described."""
+    options = {k: v for k, v in asdict(team.job.system).items() if k in SOURCES}
+    rows = [(k, str(v).lower() if isinstance(v, bool) else str(v), SOURCES[k]) for k, v in options.items()]
+    return data_table(f"System ({team.job.system.framework})", ("option", "value", "source"), rows, text=3, wrap=True)
+
+
+def _evaluation_notes(team: DlrmRanks, p: StepResult) -> tuple[str, ...]:
+    if team.job.evaluation is None:
+        return ()
+    more = evaluation_seconds(team)
+    return (f"with its share of evaluation a step takes {seconds(p.step.p50 + more)}: published throughputs hold it",)
 
 
 def dlrm_data(team: DlrmRanks, p: StepResult) -> dict[str, Any]:
     """The JSON."""
     return p.to_json() | {
         "kind": "dlrm",
+        "system": asdict(team.job.system),
+        "evaluation_ms": evaluation_seconds(team) * MS,
         "batch": team.job.batch,
         "embeddings_ms": {k: v * MS for k, v in team.cost.phases.items()},
         "imbalance_ms": team.cost.imbalance * MS,
