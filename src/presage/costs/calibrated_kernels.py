@@ -20,7 +20,7 @@ from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
 from presage.costs.families.pointwise import alike
-from presage.costs.kernel_model import OpTime, Power, Source, least_seconds
+from presage.costs.kernel_model import CALIBRATED_ERROR, TRANSFERRED_ERROR, OpTime, Power, Source, least_seconds
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
@@ -75,6 +75,11 @@ class CalibratedKernels:
             f"{name} was not calibrated: bf16 GEMMs and attention follow tables measured on {tables} (attention "
             f"backward is scaled from its forward); other corrections and host costs were measured on an {other}",
         )
+
+    def error(self, graph: Graph) -> float:
+        """The same for every step."""
+        del graph
+        return TRANSFERRED_ERROR if self.transferred else CALIBRATED_ERROR
 
     def op_times(self, graph: Graph) -> list[OpTime]:
         """Kernel time and power demand of every op of a step, at the full clock."""
