@@ -85,7 +85,13 @@ def _files(path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _case(found: tuple[Path, str]) -> LearnCase:
-    file, name = found
+    try:
+        return _read(*found)
+    except PresageError as e:
+        raise PresageError(str(e).removeprefix(f"{found[0]}: ")) from e
+
+
+def _read(file: Path, name: str) -> LearnCase:
     graph, of = trace_graphs(file)[0], traced_gpu(file)
     if not of:
         raise PresageError("the trace does not name its GPU")
@@ -109,7 +115,7 @@ def start_models(key: str) -> CalibratedKernels:
 
 def law_alone(models: CalibratedKernels) -> CalibratedKernels:
     """A GPU's laws without any correction."""
-    return replace(models, trees={}, counts={}, own={}, single=None)
+    return replace(models, trees={}, counts={}, own={}, single=None, convolved=None)
 
 
 def choices(count: int, taught: int) -> list[tuple[int, ...]]:

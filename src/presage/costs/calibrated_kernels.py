@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from presage.costs.call import Call, from_graph
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.corrections import Fp32GemmCorrection, TableCorrection, transfer_streaming
+from presage.costs.corrections import (
+    Fp32ConvCorrection,
+    Fp32GemmCorrection,
+    TableCorrection,
+    carried,
+    transfer_streaming,
+)
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
@@ -47,6 +53,7 @@ class CalibratedKernels:
     own: Mapping[str, TableCorrection] = field(default_factory=dict)  # by family, for a GPU that published tables timed
     own_of: str = ""  # the GPU they timed, where it is another of the same architecture
     single: Fp32GemmCorrection | None = None  # corrections of float32 GEMMs, where the other GPU's do not fit
+    convolved: Fp32ConvCorrection | None = None  # of float32 convolutions
 
     @property
     def transferred(self) -> str:
@@ -185,6 +192,10 @@ def _seconds(
     for share in (0.0, 1.0):
         x[:, -1] = share
         known = models.trees[name].predict(x)
+        if models.transferred:
+            known = carried(known, FAMILIES[name], models.gpu, models.calibrated)
+        if models.convolved is not None and name == "conv":
+            known = models.convolved.corrected(known, calls, laws, models.rates)
         if models.single is not None and name == "gemm":
             known = models.single.corrected(known, calls, laws, models.rates, float(models.gpu.compute_capability))
         out.append(seconds * np.exp(known))

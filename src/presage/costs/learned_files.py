@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from presage.costs.calibrated_kernels import CalibratedKernels
-from presage.costs.corrections import FP32_FILE
+from presage.costs.corrections import FP32_CONV_FILE, FP32_FILE
 from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, read_arrays, write_arrays
 from presage.costs.learned_kernels import COLUMNS, CallTable, LearnedCorrection, LearnedKernels
 from presage.errors import InputError, PresageError
@@ -49,7 +49,8 @@ def fingerprint(models: CalibratedKernels) -> str:
     """Of the figures and files that a GPU's models are made of: corrections of other models do not fit."""
     parts = [repr(sorted(models.gpu.facts.figures.items())).encode()]
     places = (SHIPPED / key / name for key in sorted({"h200", models.gpu.key}) for name in (FILE, TABLES))
-    parts += [p.read_bytes() for p in (*places, SHIPPED / FP32_FILE, SHIPPED / "kernel_laws.toml") if p.exists()]
+    shared = (SHIPPED / name for name in (FP32_FILE, FP32_CONV_FILE, "kernel_laws.toml"))
+    parts += [p.read_bytes() for p in (*places, *shared) if p.exists()]
     return sha256(b"".join(sha256(part).digest() for part in parts)).hexdigest()[:16]
 
 
