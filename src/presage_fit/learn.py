@@ -122,7 +122,9 @@ def common_gpu(paths: Sequence[Path], wanted: str | None, like: str | None) -> t
     first = paths[0]
     for path in paths[1:]:
         if (known[path] or names[path]) != (known[first] or names[first]):
-            raise InputError(path, f"is of {names[path] or 'a GPU that it does not name'}, and {first} of {names[first]}")
+            raise InputError(
+                path, f"is of {names[path] or 'a GPU that it does not name'}, and {first} of {names[first]}"
+            )
     if wanted is not None and known[first] not in ("", gpu(wanted).key):
         raise InputError(first, f"is a trace of {names[first]}, not of {gpu(wanted).name}: leave out --gpu")
     found = like or wanted or known[first]
@@ -151,7 +153,7 @@ class LearnedPack:
     correction: LearnedCorrection
 
     def families(self) -> list[dict[str, Any]]:
-        """Of each family of kernels: calls, measured over predicted seconds, and how far a new call may be off."""
+        """Families of kernels: calls, measured over predicted seconds, and how far calls are apart in that."""
         out = []
         for name in FAMILIES:
             rows = [(t, np.array([f == name for f in t.calls.table.family])) for t in self.traces]
@@ -189,7 +191,9 @@ class LearnedPack:
         rows = [f"{self.out}: {len(self.correction.calls):,} calls of {self.gpu}, over the models of {self.like}"]
         for t in self.traces:
             off, left = percent(t.predicted / t.seconds - 1, 1), t.left_out / (t.seconds + t.left_out)
-            more = f"; {percent(left, 0)} of its GPU time is of extensions, which are not learned" if left > 0.01 else ""
+            more = (
+                f"; {percent(left, 0)} of its GPU time is of extensions, which are not learned" if left > 0.01 else ""
+            )
             rows.append(f"  {Path(t.path).name}: predicted {off} off before{more}")
         rows += ["", f"{'family':<10} {'calls':>6} {'GPU ms':>8} {'factor':>7} {'spread':>7}"]
         known = [f for f in self.families() if f["calls"]]

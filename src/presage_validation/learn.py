@@ -7,8 +7,8 @@ count in a group of their own. Only kernels of ops that presage prices are count
 of which a trace tells the time alone, would be predicted by themselves.
 
 `models_N` begins from what presage has for the GPU, `law_N` from its laws alone, with no correction fitted on any GPU;
-N is the number of traces. A GPU that was calibrated (the H200) is taken to be unlisted: it begins from the facts, tables
-and carried-over corrections of the GPU that stands for its architecture (the H100).
+N is the number of traces. A GPU that was calibrated (the H200) is taken to be unlisted: it begins from the facts,
+tables and carried-over corrections of the GPU that stands for its architecture (the H100).
 """
 
 from __future__ import annotations

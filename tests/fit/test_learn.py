@@ -110,9 +110,9 @@ def test_a_trace_of_another_gpu(tmp_path: Path) -> None:
     renamed = tmp_path / "other.json.gz"
     text = gzip.decompress(TRACE.read_bytes()).replace(b"NVIDIA H200", b"Someone's GPU")
     renamed.write_bytes(gzip.compress(text))
-    with pytest.raises(InputError, match="is of Someone's GPU, and .* of NVIDIA H200"):
+    with pytest.raises(InputError, match=r"is of Someone's GPU, and .* of NVIDIA H200"):
         learn_pack([TRACE, renamed], tmp_path / "pack")
-    with pytest.raises(InputError, match="which is not listed: say which it is .*--like h100_sxm"):
+    with pytest.raises(InputError, match=r"which is not listed: say which it is .*--like h100_sxm"):
         learn_pack([renamed], tmp_path / "pack")
     assert common_gpu([renamed], None, "h100") == ("Someone's GPU", "h100_sxm")
 

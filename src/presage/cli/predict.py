@@ -49,6 +49,9 @@ Pack = Annotated[
     Path | None,
     option("--pack", "FOLDER", "Kernel corrections learned from traces (`presage calibrate --from`), or a sweep's."),
 ]
+StepsPerRun = Annotated[
+    int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
+]
 KernelsFrom = Annotated[
     Literal["trace"] | None,
     option("--kernels-from", "trace", "Of a profiler's trace: keep the kernel times that it holds."),
@@ -75,9 +78,7 @@ def command(
     option: Options = [],  # noqa: B006
     rank: RankSpecs = [],  # noqa: B006
     draws: RunDraws = 200,
-    steps: Annotated[
-        int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
-    ] = 8,
+    steps: StepsPerRun = 8,
     trace: TraceOut = None,
     report: Report = None,
     json: Json = None,
@@ -94,11 +95,9 @@ def command(
 
     presage predict --ranks 64 --platform dgx-h100 train.py -- --batch_size 12
 
-    presage predict train.py:build --arg batch=8 --gpu h200
+    presage predict train.py:build --arg batch=8 --gpu a100 --pack learned
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
-
-    presage predict train.py --gpu a100 --pack learned
 
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 

@@ -46,7 +46,7 @@ def is_learned(path: str | Path) -> bool:
 
 
 def fingerprint(models: CalibratedKernels) -> str:
-    """Of the figures and files that a GPU's models are made of: corrections of other models do not fit."""
+    """A digest of the figures and files that a GPU's models are made of: corrections of other models do not fit."""
     parts = [repr(sorted(models.gpu.facts.figures.items())).encode()]
     places = (SHIPPED / key / name for key in sorted({"h200", models.gpu.key}) for name in (FILE, TABLES))
     shared = (SHIPPED / name for name in (FP32_FILE, FP32_CONV_FILE, "kernel_laws.toml"))

@@ -1,7 +1,7 @@
 """Kernel times learned from traces: a GPU's own models, corrected by what the calls of some traces took.
 
 ln(measured / predicted) is a Gaussian process: a sum of independent effects, each with the standard deviation that it
-has before anything was measured (`EFFECTS`), and what traces show of a call counts for others as far as they share them:
+has before anything was measured (`EFFECTS`). What traces show of a call counts for others as far as they share them:
 
     bandwidth, arithmetic   the GPU's rates differ from those it is predicted with: a call follows them as far as its
                             prediction does (`elasticity`: priced once more with a rate that is higher)
@@ -170,7 +170,7 @@ def _with_rate(chip: Gpu, what: str, factor: float) -> Gpu:
 
 
 def covariance(a: CallTable, b: CallTable, sd: Effects) -> Floats:
-    """Of the logarithms of two tables' corrections."""
+    """Covariance of the logarithms of two tables' corrections."""
 
     def same(name: str) -> Floats:
         x, y = np.array(getattr(a, name)), np.array(getattr(b, name))

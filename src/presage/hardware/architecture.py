@@ -30,7 +30,9 @@ class Architecture:
 def architectures() -> dict[str, Architecture]:
     """All in the table, by name."""
     table = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    lists = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()} for name, facts in table.items()}
+    lists = {
+        name: {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()} for name, facts in table.items()
+    }
     return {name: Architecture(name, **facts) for name, facts in lists.items()}
 
 
