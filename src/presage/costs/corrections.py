@@ -19,8 +19,10 @@ backward pass of an attention is corrected like its forward pass.
 
 `transfer_streaming`: memory-bound kernels. What a kernel takes on the calibrated GPU over the time of its bytes tells
 why. Quicker than its bytes: a cache helps, and does here too where it holds them (on the same architecture in any
-case). Slower: its instructions or its waits set the pace, and they go by SMs and clock, not by bandwidth. That bytes
-must fit was chosen on NeuSight's train tables; its test tables are scored.
+case); else it is as quick as with a cold cache, for the law may count more bytes than move. Slower: its instructions or
+its waits set the pace, and they go by SMs and clock, not by bandwidth. Element-wise ops, norms and softmax move what
+their laws count, and tables of other GPUs show it: beyond the cache these are never quicker than the law. That was
+chosen on NeuSight's train tables; its test tables are scored.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from presage.hardware import Gpu
 from presage.hardware.architecture import architecture
 
 FP32_FILE, FP32_CONV_FILE = "float32.npz", "float32_conv.npz"
+BYTES_COUNT = ("pointwise", "norm", "softmax")  # families whose laws count what they move
 FP32_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 32))
 Floats = npt.NDArray[np.float64]
 
@@ -198,10 +201,13 @@ def transfer_streaming(
     bytes_there, bytes_here = (np.array([law.seconds for law in each]) for each in (known, laws))
     slower = there.sms * there.boost_clock / (here.sms * here.boost_clock)
     kept = np.array([law.bytes <= here.l2 or here.architecture == there.architecture for law in laws])
-    out = []
+    ratios = []
     for cold in (0.0, 1.0):
         x[:, -1] = cold
-        ratio = np.exp(trees.predict(x))
+        ratios.append(np.exp(trees.predict(x)))
+    beyond = np.ones(len(calls)) if family.name in BYTES_COUNT else np.minimum(1.0, np.maximum(*ratios))
+    out = []
+    for ratio in ratios:
         paced = np.maximum(bytes_here, bytes_there * ratio * slower)
-        out.append(np.where(ratio <= 1.0, bytes_here * np.where(kept, ratio, 1.0), paced))
+        out.append(np.where(ratio <= 1.0, bytes_here * np.where(kept, ratio, beyond), paced))
     return out[0], out[1]
