@@ -170,8 +170,11 @@ SHORT = """## What falls short, and the likely reasons (inferred from the tables
 - The power limit in `presage predict` is the H200's on every GPU: steps of an A100, B200 or L40S may run hotter.
 - Float32 GEMMs: an SM of an H200 has twice the float32 lanes of one of an A100, V100 or P100 and seems to fill them
   less, so its corrections do not fit there: the law alone is nearer. L4 and T4, of 70 W, stay far below their peak.
-- Float32 convolutions: corrections of cuDNN's choice of kernels on an H200 do not carry over; the law alone is nearer.
-- Layer norm on older GPUs: the correction looks at seconds, which on a slower GPU stand for other sizes.
+- Float32 convolutions: corrections of cuDNN's choice of kernels on an H200 do not carry over. On GPUs that are no
+  Hoppers trees fitted on the tables of T4 and A100 stand in for them (`tools/fit_conv.py`; V100 and P100 are scored and
+  not fitted); gradients, which no table has, follow the law alone. A T4 takes longer than its clock says: its power.
+- Memory-bound kernels: a cache helps on another GPU only where it holds the bytes; the law alone is nearer elsewhere.
+- AMD's products and convolutions follow the law alone: corrections of NVIDIA's libraries do not hold for AMD's.
 """
 
 

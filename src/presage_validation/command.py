@@ -80,6 +80,9 @@ CLAIMS = {
         user_code=True, needs_rows=True,
     ),
     "kernels": Claim("PATH...", "kernels of a pack (held-out shapes) or of tables", "kernels:score_kernels"),
+    "learn": Claim(
+        "TRACES...", "GPU time from corrections learned from other traces", "learn:score_learning", needs_rows=True
+    ),
     "labels": Claim(
         "LABELS.json", "float32 models on GPUs never calibrated", "labels:score_labels", (1,), "label_tables",
         needs_rows=True,

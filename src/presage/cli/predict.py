@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from presage.cli import complete
@@ -44,7 +45,13 @@ if TYPE_CHECKING:
 _GPU = "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200)."
 Gpu = Annotated[str | None, option("--gpu", "NAME", _GPU, complete=complete.gpus)]
 
-
+Pack = Annotated[
+    Path | None,
+    option("--pack", "FOLDER", "Kernel corrections learned from traces (`presage calibrate --from`), or a sweep's."),
+]
+StepsPerRun = Annotated[
+    int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
+]
 KernelsFrom = Annotated[
     Literal["trace"] | None,
     option("--kernels-from", "trace", "Of a profiler's trace: keep the kernel times that it holds."),
@@ -63,6 +70,7 @@ def command(
     strict: Strict = False,
     kernels_from: KernelsFrom = None,
     gpu: Gpu = None,
+    pack: Pack = None,
     platform: PlatformName = None,
     ranks: RankCount = None,
     strategy: StrategyName = None,
@@ -70,9 +78,7 @@ def command(
     option: Options = [],  # noqa: B006
     rank: RankSpecs = [],  # noqa: B006
     draws: RunDraws = 200,
-    steps: Annotated[
-        int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
-    ] = 8,
+    steps: StepsPerRun = 8,
     trace: TraceOut = None,
     report: Report = None,
     json: Json = None,
@@ -89,7 +95,7 @@ def command(
 
     presage predict --ranks 64 --platform dgx-h100 train.py -- --batch_size 12
 
-    presage predict train.py:build --arg batch=8 --gpu h200
+    presage predict train.py:build --arg batch=8 --gpu a100 --pack learned
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
@@ -100,16 +106,28 @@ def command(
     from presage.hardware import gpu_choice
     from presage.report.predict_answer import predict_answer
 
+    place = gpu if pack is None else _pack(pack, gpu, ranks is not None or platform is not None)
     many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        result = _one(named, gpu or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
+        result = _one(named, place or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    answer, then = predict_answer(result, report is not None), _next(result, named, gpu, many)
+    answer, then = predict_answer(result, report is not None), _next(result, named, place, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
+
+
+def _pack(folder: Path, gpu: str | None, ranks: bool) -> str:
+    """The pack as the GPU to predict for, checked against the GPU that was named."""
+    from presage.costs.learned_files import check_pack
+    from presage.errors import PresageError
+
+    if ranks:
+        raise PresageError("--pack corrects the kernels of one GPU: leave out --ranks and --platform")
+    check_pack(folder, gpu)
+    return str(folder)
 
 
 def _as_only_rank() -> AbstractContextManager[None]:
@@ -119,11 +137,11 @@ def _as_only_rank() -> AbstractContextManager[None]:
 
 
 def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
-    from presage.prediction.api import predict
+    from presage.prediction.api import capture_gpu, predict
     from presage.prediction.machine import machine
 
-    machine(gpu)  # reports an unknown GPU before the step is captured
-    graphs = captured_ranks(step, gpu)
+    where = machine(gpu)  # reports an unknown GPU before the step is captured
+    graphs = captured_ranks(step, capture_gpu(gpu, where))
     with status(f"predicting {step.name}"):
         return predict(graphs, gpu=gpu, draws=draws, steps=steps)
 

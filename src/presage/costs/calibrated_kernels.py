@@ -15,12 +15,18 @@ import numpy.typing as npt
 
 from presage.costs.call import Call, from_graph
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
-from presage.costs.corrections import Fp32GemmCorrection, TableCorrection, transfer_streaming
+from presage.costs.corrections import (
+    Fp32ConvCorrection,
+    Fp32GemmCorrection,
+    TableCorrection,
+    carried,
+    transfer_streaming,
+)
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
 from presage.costs.families.pointwise import alike
-from presage.costs.kernel_model import OpTime, Power, Source, least_seconds
+from presage.costs.kernel_model import CALIBRATED_ERROR, TRANSFERRED_ERROR, OpTime, Power, Source, least_seconds
 from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
@@ -47,6 +53,7 @@ class CalibratedKernels:
     own: Mapping[str, TableCorrection] = field(default_factory=dict)  # by family, for a GPU that published tables timed
     own_of: str = ""  # the GPU they timed, where it is another of the same architecture
     single: Fp32GemmCorrection | None = None  # corrections of float32 GEMMs, where the other GPU's do not fit
+    convolved: Fp32ConvCorrection | None = None  # of float32 convolutions
 
     @property
     def transferred(self) -> str:
@@ -75,6 +82,11 @@ class CalibratedKernels:
             f"{name} was not calibrated: bf16 GEMMs and attention follow tables measured on {tables} (attention "
             f"backward is scaled from its forward); other corrections and host costs were measured on an {other}",
         )
+
+    def error(self, graph: Graph) -> float:
+        """The same for every step."""
+        del graph
+        return TRANSFERRED_ERROR if self.transferred else CALIBRATED_ERROR
 
     def op_times(self, graph: Graph) -> list[OpTime]:
         """Kernel time and power demand of every op of a step, at the full clock."""
@@ -180,6 +192,10 @@ def _seconds(
     for share in (0.0, 1.0):
         x[:, -1] = share
         known = models.trees[name].predict(x)
+        if models.transferred:
+            known = carried(known, FAMILIES[name], models.gpu, models.calibrated)
+        if models.convolved is not None and name == "conv":
+            known = models.convolved.corrected(known, calls, laws, models.rates)
         if models.single is not None and name == "gemm":
             known = models.single.corrected(known, calls, laws, models.rates, float(models.gpu.compute_capability))
         out.append(seconds * np.exp(known))

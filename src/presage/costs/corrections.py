@@ -5,32 +5,45 @@ its waves on the GPU and its side of the roofline, and of the GPU only its gener
 NeuSight's train tables of bmm and linear on A100 40 GB, P100, T4 and V100, and on the float32 GEMMs of our own H200,
 each GPU's level taken off first. That it is was decided with labels of T4 and L4 in view (docs/labels.md).
 
+`Fp32ConvCorrection`: float32 convolutions forward on the same GPUs, likewise, of NeuSight's train tables of a T4 and an
+A100 80 GB (tools/fit_conv.py); V100 and P100 are left to be scored on. Their gradients, of which no table tells, follow
+the law alone. cuDNN's choice of kernels on an H200 is another one.
+
+`carried`: which of the calibrated GPU's corrections of computing kernels hold on another. On one of the same
+architecture all; elsewhere those of its architecture's table (hardware/architectures.toml): on GPUs before Ampere not
+those of convolutions, on AMD's none, whose libraries are others. What is not carried over is timed by the law alone.
+
 `TableCorrection`: one family on one GPU whose kernels published tables time (tools/fit_tables.py), with what serving
 engines add taken off. It looks at sizes and waves, not at layouts or at what is added, which tables do not vary. The
 backward pass of an attention is corrected like its forward pass.
 
 `transfer_streaming`: memory-bound kernels. What a kernel takes on the calibrated GPU over the time of its bytes tells
-why. Quicker than its bytes: a cache helps, and does here too. Slower: its instructions or its waits set the pace, and
-they go by SMs and clock, not by bandwidth.
+why. Quicker than its bytes: a cache helps, and does here too where it holds them (on the same architecture in any
+case); else it is as quick as with a cold cache, for the law may count more bytes than move. Slower: its instructions or
+its waits set the pace, and they go by SMs and clock, not by bandwidth. Element-wise ops, norms and softmax move what
+their laws count, and tables of other GPUs show it: beyond the cache these are never quicker than the law. That was
+chosen on NeuSight's train tables; its test tables are scored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from presage.costs.call import Call
-from presage.costs.families import KernelFamily, Law, attention, gemm
+from presage.costs.families import KernelFamily, Law, attention, conv, gemm
 from presage.costs.families.common import alignment, ln
 from presage.costs.rates import Rates
 from presage.costs.trees import Trees
 from presage.hardware import Gpu
+from presage.hardware.architecture import architecture
 
-FP32_FILE = "float32.npz"
+FP32_FILE, FP32_CONV_FILE = "float32.npz", "float32_conv.npz"
+BYTES_COUNT = ("pointwise", "norm", "softmax")  # families whose laws count what they move
 FP32_TILES = ((128, 128), (128, 64), (64, 64), (128, 32), (32, 32))
 Floats = npt.NDArray[np.float64]
 
@@ -79,6 +92,50 @@ def fp32_features(call: Call, law: Law, rates: Rates, capability: float) -> list
             ceil(p.m / rows) * rows / p.m * ceil(p.n / columns) * columns / p.n,
         ]
     return out
+
+
+@dataclass(frozen=True)
+class Fp32ConvCorrection:
+    """ln(seconds / law) of float32 convolutions, forward."""
+
+    trees: Trees
+
+    def corrected(self, known: Floats, calls: Sequence[Call], laws: Sequence[Law], rates: Rates) -> Floats:
+        """The corrections that are `known`, with those of float32 convolutions in their places."""
+        out = known.copy()
+        found = [conv.conv(c) for c in calls]
+        out[[c.kind == "float32" for c in found]] = 0.0
+        at = [i for i, c in enumerate(found) if is_fp32_forward(c)]
+        if at:
+            x = np.array([fp32_conv_features(found[i], laws[i], rates) for i in at], np.float32)
+            out[at] = self.trees.predict(x)
+        return out
+
+
+def is_fp32_forward(c: conv.Conv) -> bool:
+    return c.kind == "float32" and c.role == 0 and c.groups == 1 and not c.transposed
+
+
+def fp32_conv_features(c: conv.Conv, law: Law, rates: Rates) -> list[float]:
+    """Sizes, sides of the roofline and waves on the GPU; nothing of the GPU itself."""
+    parts, p = conv.parts(c, rates), conv.product(c)
+    arithmetic, memory = c.flops / rates.convolved("float32"), parts.moving
+    sizes = (p.m, p.n, p.inner, p.inner * p.taps, c.n, prod(c.large), arithmetic / law.seconds, memory / law.seconds)
+    more = (arithmetic / memory, p.m * p.n / rates.sms, law.seconds, c.flops, *c.sides)
+    out = [float(c.taps), float(prod(c.stride)), *map(ln, (*sizes, *more))]
+    out += [float(alignment(c.c)), float(alignment(c.k))]
+    for rows, columns in FP32_TILES:
+        waves = ceil(p.m / rows) * ceil(p.n / columns) / rates.sms
+        padded = ceil(p.m / rows) * rows / p.m * ceil(p.n / columns) * columns / p.n
+        out += [*_waves(waves), padded]
+    return out + [ln(t / law.seconds) for t in parts.tiles]
+
+
+def carried(known: Floats, family: KernelFamily, here: Gpu, there: Gpu) -> Floats:
+    """Corrections of the GPU `there` as far as they hold on the GPU `here`."""
+    if here.architecture == there.architecture or family.name in architecture(here.architecture).carried:
+        return known
+    return np.zeros(len(known))
 
 
 KINDS = ("bfloat16", "float16")  # what tables time, and what runs alike
@@ -143,10 +200,14 @@ def transfer_streaming(
     x = np.array([[*family.features(c, law), 0.0] for c, law in zip(calls, known, strict=True)], np.float32)
     bytes_there, bytes_here = (np.array([law.seconds for law in each]) for each in (known, laws))
     slower = there.sms * there.boost_clock / (here.sms * here.boost_clock)
-    out = []
+    kept = np.array([law.bytes <= here.l2 or here.architecture == there.architecture for law in laws])
+    ratios = []
     for cold in (0.0, 1.0):
         x[:, -1] = cold
-        ratio = np.exp(trees.predict(x))
+        ratios.append(np.exp(trees.predict(x)))
+    beyond = np.ones(len(calls)) if family.name in BYTES_COUNT else np.minimum(1.0, np.maximum(*ratios))
+    out = []
+    for ratio in ratios:
         paced = np.maximum(bytes_here, bytes_there * ratio * slower)
-        out.append(np.where(ratio <= 1.0, bytes_here * ratio, paced))
+        out.append(np.where(ratio <= 1.0, bytes_here * np.where(kept, ratio, beyond), paced))
     return out[0], out[1]

@@ -20,7 +20,13 @@ import numpy as np
 
 from presage.costs.calibrated_kernels import Cache, CalibratedKernels
 from presage.costs.closed_form.kernels import MOST_BASE
-from presage.costs.corrections import FP32_FILE, Fp32GemmCorrection, TableCorrection
+from presage.costs.corrections import (
+    FP32_CONV_FILE,
+    FP32_FILE,
+    Fp32ConvCorrection,
+    Fp32GemmCorrection,
+    TableCorrection,
+)
 from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
@@ -83,12 +89,12 @@ def load(name: str | Path) -> CalibratedKernels:
     near = SHIPPED / key / TABLES
     own = _tables(near) if key and near.exists() else {}
     of = gpu(key).name if own and key != chip.key else ""
-    single = _single() if architecture(chip.architecture).fp32_corrected else None
+    single, convolved = _single() if architecture(chip.architecture).fp32_corrected else (None, None)
     models = _loaded(SHIPPED / CALIBRATED / FILE)
     power = models.power
     if chip.architecture == models.gpu.architecture:  # the same chip under another limit
         power = replace(power, limit=chip.power_limit, base=min(power.base, MOST_BASE * chip.power_limit))
-    return replace(models, gpu=chip, power=power, own=own, own_of=of, single=single)
+    return replace(models, gpu=chip, power=power, own=own, own_of=of, single=single, convolved=convolved)
 
 
 @lru_cache(2)
@@ -102,8 +108,13 @@ def _fitted(pack: Path) -> CalibratedKernels:
 
 
 @lru_cache(1)
-def _single() -> Fp32GemmCorrection:
-    return Fp32GemmCorrection(Trees.from_arrays(read_npz(SHIPPED / FP32_FILE), "single"))
+def _single() -> tuple[Fp32GemmCorrection, Fp32ConvCorrection]:
+    """Corrections of float32 kernels for GPUs that are no Hoppers."""
+    products, convolutions = (read_npz(SHIPPED / name) for name in (FP32_FILE, FP32_CONV_FILE))
+    return (
+        Fp32GemmCorrection(Trees.from_arrays(products, "single")),
+        Fp32ConvCorrection(Trees.from_arrays(convolutions, "single")),
+    )
 
 
 @lru_cache(8)

@@ -18,6 +18,8 @@ from presage.graph import work
 from presage.graph.graph import Graph, Op, Tensor
 from presage.hardware import Gpu
 
+# Standard deviation of a step's GPU time about its prediction: on the GPU that was calibrated, and on another.
+CALIBRATED_ERROR, TRANSFERRED_ERROR = 0.04, 0.2
 # How a time was found: a fitted model or law of the op's family, that of a similar op, FLOPs and bytes, no kernels.
 Source: TypeAlias = Literal["model", "likeness", "roofline", "none"]
 
@@ -57,6 +59,9 @@ class KernelModel(Protocol):
 
     def op_times(self, graph: Graph) -> Sequence[OpTime]:
         """The time of every op of a graph, in order, at the full clock."""
+
+    def error(self, graph: Graph) -> float:
+        """Standard deviation of the logarithm of a step's GPU time about its prediction."""
 
 
 def slowdown(power: Power, times: Sequence[OpTime], idle: float = 0.0) -> float:

@@ -23,13 +23,17 @@ class Architecture:
     fp32_pJ: float = 8.75  # Hopper's; 0 where nothing is known of it
     fp32_matrix: float = 1.0
     fp32_corrected: bool = False
+    carried: tuple[str, ...] = ("gemm", "conv", "attention", "rnn")
 
 
 @cache
 def architectures() -> dict[str, Architecture]:
     """All in the table, by name."""
     table = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {name: Architecture(name, **facts) for name, facts in table.items()}
+    lists = {
+        name: {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()} for name, facts in table.items()
+    }
+    return {name: Architecture(name, **facts) for name, facts in lists.items()}
 
 
 def architecture(name: str) -> Architecture:

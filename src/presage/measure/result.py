@@ -12,6 +12,7 @@ from presage.measure.timing import WARM_UP, Timing, quantile
 from presage.text import percent, seconds, size
 
 Line = Sequence[str]
+FAR_OFF = 0.1  # of the GPU time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,17 @@ def page(r: MeasureResult) -> str:
     head = ("GPU time by family", "kernels", "measured", "share", "predicted", "error")
     lines += ["", *_aligned([head, *_families(r)])]
     counts = f"{len(r.timing.each)} steps timed after {WARM_UP} to warm up; GPU times from {STEPS} profiled steps"
-    return "\n".join([*lines, "", counts, *([r.no_prediction] if r.no_prediction else [])])
+    return "\n".join([*lines, "", counts, *([r.no_prediction] if r.no_prediction else []), *_advice(r)])
+
+
+def _advice(r: MeasureResult) -> Iterator[str]:
+    """How to teach presage this GPU, where its kernels were predicted badly."""
+    predicted = r.prediction.gpu_active if r.prediction else None
+    if predicted is not None and abs(_ratio(predicted, r.activity.total.seconds) - 1) > FAR_OFF:
+        yield (
+            "Kernels are predicted badly here: record a profiler trace with record_shapes=True and learn from it with "
+            "presage calibrate --from TRACE --out PACK, then presage predict --pack PACK"
+        )
 
 
 def brief(r: MeasureResult) -> str:

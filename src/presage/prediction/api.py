@@ -84,16 +84,21 @@ def predict(
     if isinstance(step, str | Path) and is_trace(step):
         step = trace_graphs(step)
     if not isinstance(step, Graph | list):
-        step = step_graph(step, arguments, variant=Variant(gpu=str(gpu)))
+        step = step_graph(step, arguments, variant=Variant(gpu=capture_gpu(gpu, where)))
     graphs = step if isinstance(step, list) else [step]
     if graphs[0].groups:  # the code spreads itself over ranks
         return _predict_code(graphs, default_platform(where.kernels.gpu.key), where, draws, steps, seed)
     graph = graphs[0]
     times = kernel_times(graph, where)
     result = predict_step(
-        graph, times, where.kernels.gpu, where.host, spread=where.spread, draws=draws, steps=steps, seed=seed
+        graph, times, where.kernels.gpu, where.host, spread=where.spread(graph), draws=draws, steps=steps, seed=seed
     )
     return replace(result, notes=(*result.notes, *where.notes))
+
+
+def capture_gpu(gpu: str | Path, where: Machine) -> str:
+    """The GPU that code sees while it is captured: of a pack, the one it is of."""
+    return where.kernels.gpu.key if Path(gpu).is_dir() else str(gpu)
 
 
 def _predict_code(

@@ -9,17 +9,15 @@ from pathlib import Path
 from presage.costs.host_model import HostModel, host_model
 from presage.costs.kernel_files import CALIBRATED, load
 from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
+from presage.costs.learned_files import is_learned, read_learned
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
 from presage.prediction.step import STEPS, step_program
 from presage.prediction.step_program import StepSpread
 
-# Standard deviation of a step's GPU time about its prediction: on the GPU that was calibrated, and on another.
-CALIBRATED_HERE, TRANSFERRED = 0.04, 0.2
 # By the first letters of their names: the model of ops that is not a kernel model, loaded where a step has them.
 PRICED = {"fbgemm::split_embedding_codegen_lookup": ("presage.embeddings.captured_lookups", "lookup_seconds")}
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -28,10 +26,9 @@ class Machine:
     kernels: KernelModel
     host: HostModel
 
-    @property
-    def spread(self) -> StepSpread:
-        """Spread of step times around the prediction."""
-        return StepSpread(self.host.pace, kernels=TRANSFERRED if self.kernels.transferred else CALIBRATED_HERE)
+    def spread(self, graph: Graph) -> StepSpread:
+        """Spread of a step's times around the prediction."""
+        return StepSpread(self.host.pace, kernels=self.kernels.error(graph))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -40,8 +37,8 @@ class Machine:
 
 
 def machine(gpu: str | Path = "h200") -> Machine:
-    """The machine of a GPU name or a calibration pack's folder; its host as measured, else that of the H200."""
-    kernels = load(gpu)
+    """The machine of a GPU name or a pack's folder; its host as measured, else that of the H200."""
+    kernels: KernelModel = read_learned(gpu) if is_learned(gpu) else load(gpu)
     try:
         host = host_model(kernels.gpu.key)
     except PresageError:

@@ -186,7 +186,7 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     if draws == 1:
         drawn = step_seconds(many.program, Durations.of(many.seconds), many.step, steps)
     else:
-        drawn = draw_steps(many, draws, where.spread, np.random.default_rng(seed))
+        drawn = draw_steps(many, draws, where.spread(team.steps[0].graph), np.random.default_rng(seed))
     step, ranks, first = Quantiles.of(drawn), _rank_results(team), team.kinds[0].step
     basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team.memory[first], team)
     out = result_of(basis, step, _bound(ranks, step), draws, steps)

@@ -11,10 +11,16 @@ A full sweep of an H200 takes about 20 minutes. The command stops after --minute
 stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the folders presage
 and presage_fit and run `python -m presage_fit.calibrate` with the same options.
 
+Without a GPU, --from learns from PyTorch profiler traces recorded with shapes (of any models, on one kind of GPU): each
+kernel family is corrected by what its calls took, over what is known of that GPU, or of the one it is most like.
+
 Examples:
   presage calibrate --out my_gpu/
   presage calibrate --out my_gpu/ --family gemm --minutes 5
   presage pack my_gpu/
+  presage calibrate --from step.json.gz other.json.gz --out learned/
+  presage calibrate --from step.json.gz --like h100_sxm --out learned/    (a GPU that is not listed)
+  presage predict train.py --pack learned/
 """
 
 from __future__ import annotations
@@ -155,6 +161,16 @@ def parser() -> argparse.ArgumentParser:
         "--seconds-each", type=float, default=0.0, metavar="S", help="Time limit per family, s (default: none)."
     )
     out.add_argument("--seed", type=int, default=0, metavar="N", help="Random seed of the shapes (default: 0).")
+    out.add_argument(
+        "--from",
+        dest="traces",
+        nargs="+",
+        type=Path,
+        metavar="TRACE",
+        help="Learn from profiler traces recorded with shapes; needs no GPU.",
+    )
+    out.add_argument("--gpu", metavar="NAME", help="With --from: the traces' GPU (default: as they name it).")
+    out.add_argument("--like", metavar="NAME", help="With --from: the listed GPU whose models are corrected.")
     out.add_argument("--json", metavar="FILE|-", help="Write JSON to FILE, or to stdout with '-'.")
     out.add_argument("-q", "--quiet", action="store_true", help="Print only the answer: no progress.")
     return out
@@ -162,8 +178,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    torch = cuda_torch("calibrating", ": run it where the GPU is")
     progress = (lambda _: None) if args.quiet else print_progress
+    if args.traces:
+        from presage_fit.learn import command
+
+        command(args.traces, args, progress)
+        return
+    if args.gpu or args.like:
+        raise PresageError("--gpu and --like go with --from TRACE: without traces this machine's GPU is measured")
+    torch = cuda_torch("calibrating", ": run it where the GPU is")
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     for name, measure in (

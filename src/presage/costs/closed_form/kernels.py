@@ -15,7 +15,7 @@ from presage.costs.closed_form.parameters import ClosedFormParameters, parameter
 from presage.costs.families import attention, gemm
 from presage.costs.families.attention import AttentionParameters, AttentionShape
 from presage.costs.families.gemm import GemmShape
-from presage.costs.kernel_model import OpTime, Power, least_seconds
+from presage.costs.kernel_model import CALIBRATED_ERROR, TRANSFERRED_ERROR, OpTime, Power, least_seconds
 from presage.costs.rates import REACHED_FLOPS
 from presage.graph.families import family
 from presage.graph.graph import Graph, Op
@@ -73,6 +73,11 @@ class ClosedFormKernels:
         return (f"no kernels of {self.gpu.name} were measured: efficiencies are those of {gpu(self.transferred).name}",)
 
     # ---- the seam
+
+    def error(self, graph: Graph) -> float:
+        """The same for every step."""
+        del graph
+        return TRANSFERRED_ERROR if self.transferred else CALIBRATED_ERROR
 
     def op_times(self, graph: Graph) -> list[OpTime]:
         """The time of every op of a graph; transfers between GPUs take no time here."""
