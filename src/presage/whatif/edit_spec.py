@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from msgspec.structs import replace as with_fields
-
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.costs.host_model import HostModel, host_model
 from presage.errors import PresageError, near
@@ -151,14 +149,7 @@ def _host(value: str) -> ParsedEdit:
 
 def _faster(host: HostModel, times: float) -> HostModel:
     """The same host with every time of its own divided."""
-    c = host.calls
-    calls = with_fields(
-        c,
-        launch_call_us=c.launch_call_us / times,
-        replay_call_us=c.replay_call_us / times,
-        replay_node_us=c.replay_node_us / times,
-    )
-    return replace(host, calls=calls, us={key: us / times for key, us in host.us.items()})
+    return replace(host, factors=host.factors.times(1 / times))
 
 
 def _size(name: str) -> Callable[[str], ParsedEdit]:
