@@ -28,7 +28,7 @@ from presage.hardware.host import Host, host, host_of
 from presage.traces.overhead_factors import is_overheads, overheads_of, traced_factors
 
 UNKNOWN = "unknown"
-ASSUMED = "--host FILE or NAME for yours (presage calibrate --host measures one, presage hosts lists those known)"
+ASSUMED = "--host FILE or NAME for yours (see `presage hosts`)"
 
 
 def assumed_host(usual: HostModel) -> HostModel:
