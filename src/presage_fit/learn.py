@@ -15,7 +15,7 @@ import numpy as np
 
 from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.families import FAMILIES
-from presage.costs.learned_files import fingerprint, models_like, write_learned
+from presage.costs.learned_files import HOST_FILE, fingerprint, models_like, write_learned
 from presage.costs.learned_kernels import CALIBRATED_SCALE, Floats, LearnedCorrection, StepCalls, joined, step_calls
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
@@ -30,7 +30,6 @@ from presage.traces.trace_graph import trace_graphs
 from presage.traces.trace_set import kind
 
 MOST = 2000  # calls that are kept: those with the most GPU time
-HOST = "overheads.toml"
 Tell = Callable[[str], None]
 
 
@@ -233,7 +232,7 @@ def _write(pack: LearnedPack, paths: Sequence[Path], models: CalibratedKernels) 
     try:
         part.mkdir(parents=True)
         write_learned(part, pack.correction, header)
-        overheads(pool([extract(kineto.read(p, ignore=["*"]), 1) for p in paths])).to_toml(part / HOST)
+        overheads(pool([extract(kineto.read(p, ignore=["*"]), 1) for p in paths])).to_toml(part / HOST_FILE)
         os.replace(part, pack.out)
     except OSError as e:
         raise PresageError(f"{pack.out}: cannot be made: {e.strerror or e}") from e

@@ -57,6 +57,10 @@ def platforms(incomplete: str) -> list[str]:
     return _stems("hardware/platforms", incomplete)
 
 
+def hosts(incomplete: str) -> list[str]:
+    return [*_stems("hardware/hosts", incomplete), *one_of(["unknown"])(incomplete)]
+
+
 def failures(incomplete: str) -> list[str]:
     return _stems("data/runs", incomplete)
 

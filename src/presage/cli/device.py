@@ -12,7 +12,7 @@ from presage.cli.plugins import load_command
 
 
 def calibrate_command(context: typer.Context) -> None:
-    """Measure this machine's GPU into a calibration pack (needs torch and a GPU)."""
+    """Measure this machine's GPU into a calibration pack, or its host (needs torch; a pack a GPU)."""
     load_command("calibrate")(_arguments(context))
 
 

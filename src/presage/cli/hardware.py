@@ -1,4 +1,4 @@
-"""`presage gpus` and `presage platforms`: the known hardware, with the source of every figure."""
+"""`presage gpus`, `presage platforms` and `presage hosts`: the known hardware, with the source of every figure."""
 
 from __future__ import annotations
 
@@ -36,6 +36,33 @@ def gpus_command(
 
     chosen = [gpu(name)] if name is not None else list(gpus())
     show_answer(gpus_answer(chosen, name is not None, current_output().verbose), json)
+
+
+def hosts_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="One host, by name, or a .toml file.", autocompletion=complete.hosts),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """List the hosts presage knows; with NAME or FILE.toml, every figure, and its pace against the reference.
+
+    A host is the machine around a GPU. Where the GPU waits for it, its processor sets the step time. `presage calibrate
+    --host` measures one within 30 s and without a GPU; give the file here to check it, and to --host to predict for it.
+
+    presage hosts
+
+    presage hosts h200_host
+
+    presage calibrate --host my_host.toml
+
+    presage hosts my_host.toml
+    """
+    from presage.hardware import host, hosts
+    from presage.report.hardware_answer import hosts_answer
+
+    chosen = [host(name)] if name is not None else list(hosts())
+    show_answer(hosts_answer(chosen, name is not None), json)
 
 
 def platforms_command(

@@ -13,6 +13,7 @@ from presage.cli.options import (
     Change,
     Draws,
     Gpus,
+    HostName,
     Json,
     NoiseFile,
     Price,
@@ -58,6 +59,7 @@ def command(
     gpus: Gpus = None,
     gpu: GpuKind = None,
     on: OnPlatform = None,
+    host: HostName = None,
     change: Change = [],  # noqa: B006
     tokens: Tokens = None,
     price: Price = None,
@@ -97,16 +99,25 @@ def command(
 
     presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
 
+    presage job job.toml --host my_host.toml
+
     presage job --from train.py --ranks 64 --platform dgx-h100 --out job.toml -- --batch 4
     """
     if code is not None or module is not None:
-        away = {"--gpus": gpus, "--tokens": tokens, "--trace": trace, "--draws": draws, "--noise": noise}
+        away = {
+            "--gpus": gpus,
+            "--tokens": tokens,
+            "--trace": trace,
+            "--draws": draws,
+            "--noise": noise,
+            "--host": host,
+        }
         named = (code, job, arg, module, step_function, step_at, limit)
         from_code(named, ranks, gpu, on, change, out, json, report, away)
         return
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on)
+    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host)
     drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray))
     answer, files = _answer(parsed, tokens, flops, drawn, trace, report)
     verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]

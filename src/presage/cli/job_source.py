@@ -38,6 +38,7 @@ def job_from_options(
     *,
     gpu: str | None = None,
     on: str | None = None,
+    host: str | None = None,
 ) -> ParsedJob:
     """The job of a file or of a known model, with the overrides that options give; a model gets the best usual plan."""
     from presage.configs.models import preset_key
@@ -45,6 +46,8 @@ def job_from_options(
     if path.suffix == ".py":
         raise InputError(path, f"is code, not a job file: use presage predict {path}, or presage job --from {path}")
     cluster, notes = _cluster(gpu, on)
+    if host is not None:
+        change = [*change, f"cluster.host={_absolute(host)}"]
     model = None if path.exists() else preset_key(str(path))
     if model is not None:
         return _preset_job(model, gpus, change, cluster, terms, checked, notes)
@@ -57,6 +60,11 @@ def job_from_options(
         raise InputError(path, f"is a recommendation job: use presage dlrm {path}")
     parsed = file.parse(_overrides(file, change, gpus, cluster, terms), checked)
     return parsed._replace(notes=(*notes, *parsed.notes))
+
+
+def _absolute(host: str) -> str:
+    """A host's name, or the whole path of its file: others are relative to the job's."""
+    return str(Path(host).absolute()) if host.endswith((".toml", ".json")) else host
 
 
 def same_job(path: Path, gpus: int | str | None, change: list[str], gpu: str | None, on: str | None) -> list[object]:

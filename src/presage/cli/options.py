@@ -81,6 +81,16 @@ FailIf = Annotated[
         callback=_check_condition,
     ),
 ]
+HostName = Annotated[
+    str | None,
+    option(
+        "--host",
+        "FILE|NAME",
+        "Host to predict for: a file of `presage calibrate --host` or of `presage trace --overheads`, a pack, a known "
+        "host (see `presage hosts`), or 'unknown' (default: the pack's, else the H200's).",
+        complete=complete.hosts,
+    ),
+]
 Json = Annotated[str | None, out_option("--json", "FILE|-", "Write JSON to FILE, or to stdout with '-'.", panel=OUTPUT)]
 Report = Annotated[
     Path | None,

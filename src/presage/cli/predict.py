@@ -24,7 +24,7 @@ from presage.cli.graph import (
     gpu_words,
     step_name,
 )
-from presage.cli.options import Json, Report, RunDraws, TraceOut, option
+from presage.cli.options import HostName, Json, Report, RunDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
@@ -71,6 +71,7 @@ def command(
     kernels_from: KernelsFrom = None,
     gpu: Gpu = None,
     pack: Pack = None,
+    host: HostName = None,
     platform: PlatformName = None,
     ranks: RankCount = None,
     strategy: StrategyName = None,
@@ -99,6 +100,8 @@ def command(
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
+    presage predict train.py:build --host my_host.toml
+
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 
     presage predict step.presage --json - --trace out.json --report out.html
@@ -111,7 +114,10 @@ def command(
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        result = _one(named, place or "h200", draws, steps) if many is None else _ranks(named, many, draws, steps)
+        if many is None:
+            result = _one(named, place or "h200", host, draws, steps)
+        else:
+            result = _ranks(named, many, host, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
@@ -136,23 +142,25 @@ def _as_only_rank() -> AbstractContextManager[None]:
     return environment(ProcessGroups(), alone=True)
 
 
-def _one(step: StepName, gpu: str, draws: int, steps: int) -> StepResult:
+def _one(step: StepName, gpu: str, host: str | None, draws: int, steps: int) -> StepResult:
     from presage.prediction.api import capture_gpu, predict
     from presage.prediction.machine import machine
 
-    where = machine(gpu)  # reports an unknown GPU before the step is captured
+    where = machine(gpu, host)  # reports an unknown GPU or host before the step is captured
     graphs = captured_ranks(step, capture_gpu(gpu, where))
     with status(f"predicting {step.name}"):
-        return predict(graphs, gpu=gpu, draws=draws, steps=steps)
+        return predict(graphs, gpu=gpu, host=host, draws=draws, steps=steps)
 
 
-def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepResult:
+def _ranks(step: StepName, many: RankOptions, host: str | None, draws: int, steps: int) -> StepResult:
     from presage.capture.variants import Variant
     from presage.hardware import platform
     from presage.prediction.api import predict_ranks, rank_graphs
+    from presage.prediction.machine import machine
     from presage.traces.trace_graph import is_trace
 
     place = platform(many.platform)
+    machine(place.gpu.key, host)
     seen = Variant(per_node=place.domain, ranks=1 if many.strategy or many.tensor > 1 or many.options else many.ranks)
     if many.variants:
         own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
@@ -170,6 +178,7 @@ def _ranks(step: StepName, many: RankOptions, draws: int, steps: int) -> StepRes
             options=many.options,
             tensor=many.tensor,
             kinds=many.kinds,
+            host=host,
             draws=draws,
             steps=steps,
         )

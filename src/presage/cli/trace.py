@@ -22,7 +22,8 @@ def command(
         int | None, option("--rank", "R", "Rank whose ops and kernels are listed (default: the first).")
     ] = None,
     overheads: Annotated[
-        Path | None, out_option("--overheads", "OUT.toml", "Save the host overheads T1-T5, pooled over ranks.")
+        Path | None,
+        out_option("--overheads", "OUT.toml", "Save the host overheads T1-T5 without the profiler's cost, for --host."),
     ] = None,
     report: Report = None,
     json: Json = None,
@@ -37,6 +38,8 @@ def command(
     presage trace demo
 
     presage trace run/rank_*.json.gz --overheads host.toml --report where.html
+
+    presage predict train.py:build --host host.toml
     """
     from presage.errors import InputError
     from presage.report.graph_answer import execution_graph_answer
@@ -56,7 +59,7 @@ def command(
         result = TraceFindings(replays, rank_place(replays[0], rank), top)
         answer = trace_answer(result, report is not None)
     if overheads is not None:
-        result.overheads.to_toml(overheads)
+        result.overheads.without_profiler().to_toml(overheads)
     show_answer(answer, json, report, then=_next(result, traces))
 
 

@@ -24,7 +24,7 @@ from presage.cli.graph import (
     assuming,
     step_name,
 )
-from presage.cli.options import Json, Report, Seed, option, out_option
+from presage.cli.options import HostName, Json, Report, Seed, option, out_option
 from presage.cli.output import bar, show_answer, status
 from presage.errors import PresageError
 from presage.scripts import LIMIT
@@ -71,6 +71,7 @@ def command(
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
     gpu: Gpu = "h200",
+    host: HostName = None,
     ranks: OwnRanks = 1,
     apply: Apply = [],  # noqa: B006
     suggest: Annotated[bool, option("--suggest", "", "Try every edit and rank them by gain.")] = False,
@@ -114,7 +115,7 @@ def command(
         )
     named = step_name(step, words, arg, module, step_function, step_at, limit)
     capture = _as_rank(assuming(assume, strict), ranks)
-    asked = _Question(named.name, named.arguments, gpu, draws, seed, trace, report, json, capture)
+    asked = _Question(named.name, named.arguments, gpu, host, draws, seed, trace, report, json, capture)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
@@ -135,6 +136,7 @@ class _Question:
     step: str
     arguments: Mapping[str, Any]
     gpu: str
+    host: str | None
     draws: int | None
     seed: int
     trace: Path | None
@@ -151,7 +153,7 @@ def _apply(q: _Question, edits: list[str]) -> None:
     wanted = parse_edits(edits)
     with status(f"capturing and predicting {q.step}"):
         result = what_if(
-            q.step, wanted, q.gpu, q.arguments, draws=q.draws or DRAWS, seed=q.seed, capture=q.capture
+            q.step, wanted, q.gpu, q.arguments, host=q.host, draws=q.draws or DRAWS, seed=q.seed, capture=q.capture
         )  # fmt: skip
     _draw(result, q.trace)
     show_answer(whatif_answer(result, q.report is not None), q.json, q.report, {"timeline": q.trace})
@@ -167,7 +169,7 @@ def _suggest(q: _Question, gpus: list[str], combine: int, everything: bool) -> N
         machine(name)  # a mistake in its name is told before the step is captured
     with _bar() as tell:
         result = suggestions(
-            q.step, q.gpu, q.arguments, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
+            q.step, q.gpu, q.arguments, host=q.host, gpus=gpus, combine=combine, draws=q.draws or DRAWS, seed=q.seed,
             capture=q.capture, tell=tell,
         )  # fmt: skip
     best = result.combination or next(iter(result.tried), None)

@@ -39,6 +39,7 @@ class Job:
     framework: Framework = field(default_factory=Framework)
     optimizer: str = "adam"
     name: str = ""
+    host: str = ""  # a known host's name, or a file; the H200's where there is none
 
     @property
     def dp(self) -> int:

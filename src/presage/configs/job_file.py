@@ -138,8 +138,14 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         framework=software,
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
+        host=_host(path, words.cluster.host or ""),
     )
     return job, notes
+
+
+def _host(path: str | Path, name: str) -> str:
+    """A host's name, or its file beside the job's."""
+    return str(Path(path).parent / name) if name.endswith((".toml", ".json")) else name
 
 
 def _global_batch(path: str | Path, t: TrainingConfig, dp: int) -> int:

@@ -135,6 +135,7 @@ class ClusterConfig(msgspec.Struct):
     network_Gbps: float | None = None
     fabric: str | None = None
     domain: int | None = None  # GPUs that share NVLink, where that is not a node
+    host: str | None = None  # a known host's name, or the file of one
     power_W: float | None = None  # of a GPU at work; these three say what a job spends: see jobs/spend.py
     price_per_gpu_hour: float | None = None
     pue: float | None = None

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.costs.host_constants import COMPILED_US, CUDA_GRAPH_US, hook_us
+from presage.costs.host_factors import SAME, HostFactors
 from presage.costs.host_units import Term, extra_launches, host_terms, host_units, named, step_end_terms
 from presage.errors import InputError, PresageError
 from presage.files.reading import DATA, read_toml
@@ -90,12 +92,17 @@ class HostCosts:
 
 @dataclass(frozen=True)
 class HostModel:
-    """Host time by term, in microseconds, with the pace and call costs of the machine."""
+    """Host time by term, in microseconds, with the pace and call costs of the machine; `factors`: how many times as
+    long another host takes, whose `name` and `note` say which it is and how it is known."""
 
     fitted: HostFit
     pace: Pace
     calls: Calls
     us: Mapping[str, float]
+    factors: HostFactors = SAME
+    name: str = ""
+    note: str = ""
+    assumed: bool = False  # no host was given
 
     def costs(self, graph: Graph, launches: Sequence[int]) -> HostCosts:
         """The host seconds of every op, given how many things each launches."""
@@ -111,7 +118,8 @@ class HostModel:
         gap, own, extra = (np.maximum(us, 0.0) * US for us in (gap, own, extra))
         eager = [u for u in profiler_units if not graph.ops[u.ops[0]].replayed]
         end = max(self._sum(step_end_terms(eager)), 0.0) * US if eager or not profiler_units else 0.0
-        return self._split(gap, own, extra, np.asarray(launches, np.float64), end, self._unknown(graph))
+        found = self._split(gap, own, extra, np.asarray(launches, np.float64), end, self._unknown(graph))
+        return found if self.factors == SAME else self._scaled(found, graph)
 
     def _replay(self, graph: Graph, launches: Sequence[int], gap: Floats, own: Floats, extra: Floats) -> None:
         """Ops of a CUDA graph cost no host time; the first carries the graph launch."""
@@ -123,6 +131,18 @@ class HostModel:
                 own[first.setdefault(op.replayed, i)] += self.calls.replay_node_us * launches[i]
         for name, i in first.items():
             own[i] += self.calls.replay_call_us + (begun[name] if graph.ops[i].compiled else 0.0)
+
+    def _scaled(self, c: HostCosts, graph: Graph) -> HostCosts:
+        """The costs on the host of `factors`, each thread and the launch calls by their own."""
+        f = self.factors
+        by_op = np.array([f.autograd if op.thread == "autograd" else f.main for op in graph.ops])
+        t1, t2, t3, t5 = (t * by_op for t in (c.t1, c.t2, c.t3, c.t5))
+        return replace(c, t1=t1, t2=t2, t3=t3, t4=c.t4 * f.launch, t5=t5, end=c.end * f.main)
+
+    def on_host(self, factors: HostFactors, machine_sd: float, name: str, note: str) -> HostModel:
+        """The model of another host, so many times as slow."""
+        pace = msgspec.structs.replace(self.pace, machine_sd=machine_sd)
+        return replace(self, pace=pace, factors=factors, name=name, note=note)
 
     def with_terms(self, us: Mapping[str, float]) -> HostModel:
         """A copy with other terms."""
@@ -180,8 +200,18 @@ def host_model(gpu: str | Path = "h200") -> HostModel:
 
 def read(path: str | Path) -> HostModel:
     """A host model from its file."""
+    return model_of(path, read_toml(path))
+
+
+def is_host_model(table: Mapping[str, Any]) -> bool:
+    """Whether the contents of a file are a fitted host model."""
+    return "names_us" in table or ("us" in table and "calls" in table)
+
+
+def model_of(path: str | Path, table: Mapping[str, Any]) -> HostModel:
+    """A host model from the contents of its file."""
     try:
-        file = msgspec.convert(read_toml(path), _File)
+        file = msgspec.convert(table, _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e

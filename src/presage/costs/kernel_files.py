@@ -72,6 +72,11 @@ def _names() -> set[str]:
     return {path.stem for path in shipped_files("gpus")}
 
 
+def is_pack(name: str | Path) -> bool:
+    """Whether a user's name is the folder of a calibration pack."""
+    return Path(name).is_dir() and name not in _names()
+
+
 def load(name: str | Path) -> CalibratedKernels:
     """The models of a GPU by its name (h200), or of a calibration pack's folder (fitted once, kept beside it).
 
@@ -79,7 +84,7 @@ def load(name: str | Path) -> CalibratedKernels:
     tables timed it, or one of its architecture, `own` corrects the families they time.
     """
     given = Path(name)
-    if given.is_dir() and name not in _names():
+    if is_pack(name):
         return _loaded(given / FILE) if (given / FILE).exists() else _fitted(given)
     chip = gpu(str(name))
     path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES

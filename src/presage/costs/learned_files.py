@@ -23,6 +23,7 @@ from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, gpu
 
 LEARNED = "learned.npz"
+HOST_FILE = "overheads.toml"  # host overheads of the same traces
 KIND = "learned"
 
 
@@ -126,7 +127,7 @@ def _key(name: str) -> str:
 def _notes(header: LearnedHeader, found: LearnedCorrection, base: CalibratedKernels) -> tuple[str, ...]:
     traces = f"{len(header.traces)} trace{'s' if len(header.traces) > 1 else ''}"
     known = f"kernels are corrected by {len(found.calls):,} calls of {traces} of {header.gpu}"
-    over = f"over the models of {base.gpu.name}; host costs are not"
+    over = f"over the models of {base.gpu.name}"
     without = ", ".join(found.unknown_families)
     more = (f"no call of these families was measured, and their range is wider: {without}",) if without else ()
     return (f"{known}, {over}", *more)

@@ -21,6 +21,7 @@ from presage.errors import InputError, PresageError, near
 from presage.files.finite import check_finite
 from presage.files.reading import read_toml
 
+MANY = 40  # figures of a kind, of which only those of a like name are offered
 DATE = re.compile(r"^\d{4}(-\d\d){0,2}$")
 
 
@@ -127,7 +128,9 @@ def _source(path: Path, group: dict[str, Any]) -> FigureSource:
 
 def _figure(path: Path, name: str, value: Any, known: Mapping[str, Figure]) -> float:
     if name not in known:
-        raise InputError(path, f"is unknown: choose from {', '.join(known)}", name)
+        close = near(name, known) if len(known) > MANY else ""
+        every = f": choose from {', '.join(known)}"
+        raise InputError(path, f"is unknown{close or every}", name)
     figure = known[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(path, f"is {value!r}, not a number", name)

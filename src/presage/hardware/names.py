@@ -32,6 +32,7 @@ NAMES = (
     (r"v100.*16", "v100_16gb"),
     (r"v100", "v100_32gb"),
     (r"p100", "p100_pcie"),
+    (r"titan xp", "titan_xp"),
     (r"l40s", "l40s"),
     (r"\bl40\b", "l40"),
     (r"\bl4\b", "l4"),

@@ -8,7 +8,7 @@ and numpy, and an otherwise idle GPU.
 Examples:
   presage measure train.py -- --batch_size 12
   presage measure -m package.train --json measured.json -- --config small.yaml
-  presage measure train.py:build --arg batch=8
+  presage measure train.py:build --arg batch=8 --host my_host.toml
   presage measure train.py:build --predicted prediction.json --json measured.json
 """
 
@@ -78,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--predicted", type=Path, metavar="PRED.json", help="Prediction written by `presage predict --json`."
     )
+    out.add_argument(
+        "--host", metavar="FILE|NAME", help="Host to predict for, as in `presage predict` (see `presage hosts`)."
+    )
     out.add_argument("--no-predict", action="store_true", help="Do not predict on this machine.")
     return out
 
@@ -137,7 +140,7 @@ def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | No
     if not can_predict():
         return None, "not predicted: presage is only partly installed here; give --predicted PRED.json"
     try:
-        return predict(args.words, args.argv, gpu_facts(gpu).key), ""
+        return predict(args.words, args.argv, gpu_facts(gpu).key, args.host), ""
     except PresageError as e:
         return None, f"not predicted: {e}"
 

@@ -60,9 +60,10 @@ def can_predict() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
-def predict(step: Sequence[str], argv: Sequence[str], gpu: str) -> Prediction:
+def predict(step: Sequence[str], argv: Sequence[str], gpu: str, host: str | None = None) -> Prediction:
     """Ask this presage, in a process of its own that sees no GPU. `step`: words that name it; `argv`: a script's."""
-    asked = ["predict", *step, "--gpu", gpu, "--json", "-", *(["--", *argv] if argv else [])]
+    where = ["--gpu", gpu, *(["--host", host] if host else [])]
+    asked = ["predict", *step, *where, "--json", "-", *(["--", *argv] if argv else [])]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     said = subprocess.run([sys.executable, "-c", CALL, *asked], capture_output=True, text=True, env=environment)
     if said.returncode:

@@ -54,6 +54,7 @@ def predict(
     batch: Any = None,
     *,
     gpu: str | Path = "h200",
+    host: str | Path | None = None,
     arguments: Mapping[str, Any] | None = None,
     argv: Sequence[str] | None = None,
     optimizer: Any = None,
@@ -67,7 +68,7 @@ def predict(
     `step`: a script, FILE.py or "-m MODULE", with its own `argv`; FILE.py:FUNCTION or a function build(device), with
     its `arguments`; a torch.nn.Module with an example `batch` (see `model_step` for `optimizer` and `loss`); a Graph,
     or those of several ranks; a file of a saved graph or of a trace (of execution, or of the profiler with
-    shapes), or a folder of one for each rank.
+    shapes), or a folder of one for each rank. `host`: a known one's name, or a file (docs/hosts.md).
     """
     if isinstance(batch, str | Path):
         warn("predict(step, gpu) is now predict(step, gpu=gpu)", DeprecationWarning, 2)
@@ -80,7 +81,7 @@ def predict(
         if not is_script(step):
             raise PresageError('argv goes with a script: presage.predict("train.py", argv=["--batch_size", "12"])')
         arguments = {**(arguments or {}), "argv": list(argv)}
-    where = machine(gpu)  # an unknown GPU is reported before the step is captured
+    where = machine(gpu, host)  # an unknown GPU is reported before the step is captured
     if isinstance(step, str | Path) and is_trace(step):
         step = trace_graphs(step)
     if not isinstance(step, Graph | list):
@@ -93,7 +94,7 @@ def predict(
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread(graph), draws=draws, steps=steps, seed=seed
     )
-    return replace(result, notes=(*result.notes, *where.notes))
+    return replace(result, notes=(*result.notes, *where.notes, *where.host_notes(result.bound)))
 
 
 def capture_gpu(gpu: str | Path, where: Machine) -> str:
@@ -187,6 +188,7 @@ def predict_ranks(
     options: Mapping[str, str] | None = None,
     tensor: int = 1,
     kinds: Mapping[int, RankOverride] | None = None,
+    host: str | Path | None = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
@@ -196,9 +198,11 @@ def predict_ranks(
     start it, and takes no `strategy`.
 
     `tensor`: tensor-parallel size. `kinds`: ranks with their own settings, by number; several graphs are their steps.
+    `host`: that of every rank, a known one's name or a file (docs/hosts.md).
     """
-    team = rank_set_of(step, ranks, strategy, platform, arguments, options=options, tensor=tensor, kinds=kinds)
-    result = predict_rank_set(team, machine(team.platform.gpu.key), draws=draws, steps=steps, seed=seed)
+    given = {"options": options, "tensor": tensor, "kinds": kinds, "host": host}
+    team = rank_set_of(step, ranks, strategy, platform, arguments, **given)  # type: ignore[arg-type]
+    result = predict_rank_set(team, machine(team.platform.gpu.key, host), draws=draws, steps=steps, seed=seed)
     return with_model_error(result, "ranks") if ranks > 1 else result
 
 
@@ -212,6 +216,7 @@ def rank_set_of(
     options: Mapping[str, str] | None = None,
     tensor: int = 1,
     kinds: Mapping[int, RankOverride] | None = None,
+    host: str | Path | None = None,
 ) -> RankSet:
     """The ranks of a job with their tasks, for predictions and timelines."""
     place = _platform(platform) if isinstance(platform, str) else platform or default_platform()
@@ -221,7 +226,7 @@ def rank_set_of(
         graphs = rank_graphs(lambda r: step_graph(source, arguments, variant=replace(seen, rank=r)), ranks)
     else:
         graphs = [step] if isinstance(step, Graph) else list(step)
-    where = machine(place.gpu.key)
+    where = machine(place.gpu.key, host)
     if any(g.groups for g in graphs):
         if not own or kinds:
             raise PresageError(

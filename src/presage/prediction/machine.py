@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
+from presage.costs.host_factors import PACK_FILE, REFERENCE
 from presage.costs.host_model import HostModel, host_model
-from presage.costs.kernel_files import CALIBRATED, load
+from presage.costs.kernel_files import CALIBRATED, is_pack, load
 from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
-from presage.costs.learned_files import is_learned, read_learned
+from presage.costs.learned_files import HOST_FILE, is_learned, read_learned
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
+from presage.prediction.host_choice import assumed_host, chosen_host, of_pack
 from presage.prediction.step import STEPS, step_program
 from presage.prediction.step_program import StepSpread
 
+HOST_TOO = " and host costs"  # in a note on kernels of another GPU
 # By the first letters of their names: the model of ops that is not a kernel model, loaded where a step has them.
 PRICED = {"fbgemm::split_embedding_codegen_lookup": ("presage.embeddings.captured_lookups", "lookup_seconds")}
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -32,18 +36,32 @@ class Machine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on kernel times taken from another GPU."""
-        return self.kernels.notes
+        """Notes on kernel times taken from another GPU, and on a host that was given."""
+        kernels = self.kernels.notes
+        if self.host.assumed:
+            return kernels
+        return (*(note.replace(HOST_TOO, "") for note in kernels), *([self.host.note] if self.host.note else []))
+
+    def host_notes(self, bound: str) -> tuple[str, ...]:
+        """Which host is assumed, where that decides."""
+        return (self.host.note,) if self.host.assumed and (bound == "host" or self.host.name != REFERENCE) else ()
 
 
-def machine(gpu: str | Path = "h200") -> Machine:
-    """The machine of a GPU name or a pack's folder; its host as measured, else that of the H200."""
+def machine(gpu: str | Path = "h200", host: str | Path | None = None) -> Machine:
+    """The machine of a GPU name or a pack's folder, with a host by its name or file; without one that of the pack, else
+    the reference."""
     kernels: KernelModel = read_learned(gpu) if is_learned(gpu) else load(gpu)
     try:
-        host = host_model(kernels.gpu.key)
+        usual = host_model(kernels.gpu.key)
     except PresageError:
-        host = host_model(CALIBRATED)
-    return Machine(kernels, host)
+        usual = host_model(CALIBRATED)
+    if host is not None:
+        return Machine(kernels, chosen_host(str(host), usual))
+    pack = Path(gpu)
+    if is_learned(gpu) and (pack / HOST_FILE).is_file():
+        return Machine(kernels, chosen_host(str(pack / HOST_FILE), usual))
+    measured = is_pack(gpu) and (pack / PACK_FILE).is_file()
+    return Machine(kernels, of_pack(pack, usual) if measured else assumed_host(usual))
 
 
 def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:

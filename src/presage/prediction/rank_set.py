@@ -191,7 +191,7 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team.memory[first], team)
     out = result_of(basis, step, _bound(ranks, step), draws, steps)
     peak = max(k.peak_memory for k in ranks.kinds)
-    notes = (*out.notes, *where.notes, *([] if team.strategy else [ASSUMED]))
+    notes = (*out.notes, *where.notes, *([] if team.strategy else [ASSUMED]), *where.host_notes(out.bound))
     return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn)
 
 
@@ -200,7 +200,8 @@ def other_strategies(p: StepResult, most: int = 3) -> list[tuple[Strategy, float
     team = p.basis.team if isinstance(p.basis, RankBasis) else None
     if team is None or set(team.kinds) != {USUAL} or not team.captured or team.strategy is None:
         return []
-    where, how, count = machine(team.platform.gpu.key), team.strategy, team.layout.ranks
+    where = replace(machine(team.platform.gpu.key), host=p.basis.program.host)
+    how, count = team.strategy, team.layout.ranks
     usual = predict_rank_set(team, where, draws=1, steps=SIMULATED).step.p50
     found = []
     for name in DATA_PARALLEL:

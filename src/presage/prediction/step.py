@@ -254,6 +254,7 @@ class StepResult(Result):
             "step_ms": {k: v * MS for k, v in asdict(self.step).items()},
             "gpu_active_ms": self.gpu_active * MS,
             "host_ms": self.host * MS,
+            "host_machine": _host_machine(self.basis.program.host),
             "peak_memory_bytes": self.peak_memory if self.memory_known else None,
             "gpu_memory_bytes": self.gpu_memory,
             **self.verdict_json(),
@@ -271,6 +272,16 @@ class StepResult(Result):
             **({} if self.data_loading is None else {"data_loading": asdict(self.data_loading)}),
             **(self.many.to_json() if self.many else {}),
         }
+
+
+def _host_machine(host: HostModel) -> dict[str, Any]:
+    """Which host the times are for: how many times as long as the reference, and what remains unknown of it."""
+    return {
+        "name": host.name,
+        "assumed": host.assumed,
+        "factors": asdict(host.factors),
+        "machine_sd": host.pace.machine_sd,
+    }
 
 
 def _part(p: BreakdownPart) -> dict[str, Any]:

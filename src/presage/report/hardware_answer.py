@@ -1,13 +1,16 @@
-"""The answers of `presage gpus` and `presage platforms`: hardware facts with their sources."""
+"""The answers of `presage gpus`, `presage platforms` and `presage hosts`: hardware facts with their sources."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from presage.costs.collectives.model import BusBandwidth
+from presage.costs.host_factors import REFERENCE, MeasuredFactors, factors_of_host
 from presage.hardware.facts import FigureSource, SourcedFigures
 from presage.hardware.gpu import Gpu
+from presage.hardware.host import Host
 from presage.hardware.platform import Platform
 from presage.report.answer import Answer, DataTable, Section, data_table
 from presage.text import seconds, size
@@ -30,6 +33,33 @@ def platforms_answer(platforms: Sequence[Platform], buses: Sequence[BusBandwidth
     tables = (platform_table(platforms),) if buses is None else (link_table(platforms[0]), busbw_table(buses))
     data = {"kind": "platforms", "platforms": [_platform_data(p, buses) for p in platforms]}
     return Answer("Platforms", sections=(Section("Platforms", tables),), to_data=lambda: data, brief=brief)
+
+
+def hosts_answer(hosts: Sequence[Host], one: bool) -> Answer:
+    """One host with every figure, or a row for each: its pace against the reference, as measured and as taken."""
+    found = {h.key: None if h.key == REFERENCE else factors_of_host(h) for h in hosts}
+    brief = "\n".join(f"{h.key}: {h.name}" if one else h.key for h in hosts)
+    rows = [(h.key, h.name, h.processor, str(h.cpus), str(len(h.costs)), *_factor_texts(found[h.key])) for h in hosts]
+    columns = ("name", "host", "processor", "CPUs", "calls", "measured", "taken as", "may differ by")
+    title = f"Hosts (host time against {REFERENCE})"
+    table = data_table(title, columns, rows, text=3)
+    figures = ("figure", "value", "date", "source")
+    own = data_table(hosts[0].name, figures, _figures(hosts[0].facts), text=(0, 2, 3), wrap=True)
+    data = [
+        {"key": h.key, **h.facts.texts, "figures": _sourced(h.facts), "pace": _factor_data(found[h.key])} for h in hosts
+    ]
+    sections = (Section("Hosts", (table, *([own] if one else []))),)
+    return Answer("Hosts", sections=sections, to_data=lambda: {"kind": "hosts", "hosts": data}, brief=brief)
+
+
+def _factor_texts(found: MeasuredFactors | None) -> tuple[str, str, str]:
+    if found is None:
+        return "1", "1", "-"
+    return f"{found.measured.main:.2f}", f"{found.taken.main:.2f}", f"{100 * found.machine_sd:.0f}%"
+
+
+def _factor_data(found: MeasuredFactors | None) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)
 
 
 def _platform_data(p: Platform, buses: Sequence[BusBandwidth] | None) -> dict[str, Any]:

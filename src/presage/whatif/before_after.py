@@ -173,6 +173,7 @@ def what_if(
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,
+    host: str | Path | None = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
@@ -186,16 +187,20 @@ def what_if(
     first.
     """
     wanted = parse_edits(edits)
-    scenario, how = initial_scenario(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    scenario, how = initial_scenario(step, gpu, arguments, capture, host), Drawing(draws, steps, seed)
     base = baseline_trial(scenario, how)
     return compare(base, scenario, wanted, how)
 
 
 def initial_scenario(
-    step: StepSource | Graph, gpu: str | Path | Machine, arguments: Mapping[str, Any] | None, capture: Capture
+    step: StepSource | Graph,
+    gpu: str | Path | Machine,
+    arguments: Mapping[str, Any] | None,
+    capture: Capture,
+    host: str | Path | None = None,
 ) -> Scenario:
     """The step as it is."""
-    where = gpu if isinstance(gpu, Machine) else machine(gpu)
+    where = gpu if isinstance(gpu, Machine) else machine(gpu, host)
     graph, source = source_of(
         step, arguments, capture, Variant(gpu=where.kernels.gpu.key if isinstance(gpu, Machine) else str(gpu))
     )

@@ -1,7 +1,7 @@
 """Edits as users write them: `fused_adam,checkpoint=blocks,gpu=b200,batch=16,mine.py:change`.
 
     NAME, NAME=VALUE      an edit of the step (presage.edits)
-    gpu=NAME, host=F      another GPU; a host that is F times as fast, or a host model's file
+    gpu=NAME, host=F      another GPU; a host that is F times as fast, or one by its name or file
     batch=N, seq=N, arg:NAME=VALUE    the step captured again with other arguments
     FILE.py:FUNCTION      an edit of the user's own: a function Graph -> Graph
 
@@ -13,15 +13,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
-
-from msgspec.structs import replace as with_fields
 
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.costs.host_model import HostModel, host_model
 from presage.errors import PresageError, near
 from presage.graph.graph import Graph
+from presage.hardware import hosts
+from presage.prediction.host_choice import UNKNOWN, chosen_host
 from presage.prediction.machine import Machine, machine
 from presage.usercode import load, parse_arguments
 from presage.whatif.edits import EDITS, CaptureEdit, Change, Edit, EditKind
@@ -141,24 +140,17 @@ def _gpu(value: str) -> ParsedEdit:
 
 
 def _host(value: str) -> ParsedEdit:
-    """A host so many times as fast, or another one's file."""
-    if value.endswith(".toml"):
-        other = host_model(Path(value))
+    """A host so many times as fast, or another one by its name or file."""
+    if value.endswith((".toml", ".json")) or value in (UNKNOWN, *(h.key for h in hosts())):
+        other = chosen_host(value, host_model())
         return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=other))
-    factor = parse_factor("host", value, "a factor above 0, such as host=1.5, or the file of a host model (.toml)")
+    factor = parse_factor("host", value, "a factor above 0, such as host=1.5, or a host's name or file (presage hosts)")
     return ParsedEdit(f"host={value}", machine=lambda where: replace(where, host=_faster(where.host, factor)))
 
 
 def _faster(host: HostModel, times: float) -> HostModel:
     """The same host with every time of its own divided."""
-    c = host.calls
-    calls = with_fields(
-        c,
-        launch_call_us=c.launch_call_us / times,
-        replay_call_us=c.replay_call_us / times,
-        replay_node_us=c.replay_node_us / times,
-    )
-    return replace(host, calls=calls, us={key: us / times for key, us in host.us.items()})
+    return replace(host, factors=host.factors.times(1 / times))
 
 
 def _size(name: str) -> Callable[[str], ParsedEdit]:
@@ -182,9 +174,7 @@ OTHERS: dict[str, EditKind[ParsedEdit]] = {
     kind.name: kind
     for kind in (
         EditKind("gpu", "The same step on another GPU (`presage gpus`), or a calibration pack's folder.", _gpu, "NAME"),
-        EditKind(
-            "host", "A host F times as fast, or another one's model (tools/fit_host.py makes it).", _host, "F|FILE"
-        ),
+        EditKind("host", "A host F times as fast, or another one by name or file (`presage hosts`).", _host, "F|FILE"),
         EditKind("batch", "The step captured again with this batch size; also the time a sample.", _size("batch"), "N"),
         EditKind("seq", "The step captured again with this sequence length; also the time a token.", _size("seq"), "N"),
     )

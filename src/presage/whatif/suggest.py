@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.prediction.api import StepSource, step_graph
+from presage.prediction.machine import machine
 from presage.prediction.step import STEPS, StepResult
 from presage.whatif.before_after import WhatIf, compare, initial_scenario
 from presage.whatif.edit_spec import ParsedEdit, of_kind, parse
@@ -75,6 +76,7 @@ def suggestions(
     gpu: str | Path = "h200",
     arguments: Mapping[str, Any] | None = None,
     *,
+    host: str | Path | None = None,
     gpus: Sequence[str] = (),
     combine: int = COMBINED,
     draws: int = DRAWS,
@@ -84,7 +86,7 @@ def suggestions(
     tell: Progress = lambda _what, _done, _all: None,
 ) -> Suggestions:
     """Every edit by itself, also other GPUs (`gpus`), then up to `combine` of them together."""
-    scenario, how = initial_scenario(step, gpu, arguments, capture), Drawing(draws, steps, seed)
+    scenario, how = initial_scenario(step, gpu, arguments, capture, host), Drawing(draws, steps, seed)
     base = baseline_trial(scenario, how)
     search = _Search(base, scenario, how, tell)
     candidates = [*_candidates(), *(edit for name in gpus for edit in parse(f"gpu={name}"))]
@@ -97,7 +99,8 @@ def suggestions(
 
 def next_edits(p: StepResult, most: int = 3) -> tuple[WhatIf, ...]:
     """The edits that would gain a predicted step most, from a few draws of the usual candidates: within seconds."""
-    scenario, how = initial_scenario(p.graph, p.basis.gpu.key, None, step_graph), Drawing(QUICK_DRAWS, STEPS, 0)
+    where = replace(machine(p.basis.gpu.key), host=p.basis.program.host)
+    scenario, how = initial_scenario(p.graph, where, None, step_graph), Drawing(QUICK_DRAWS, STEPS, 0)
     names = (*QUICK, *(() if p.fits else ("checkpoint",)))
     search = _Search(baseline_trial(scenario, how), scenario, how, lambda _what, _done, _all: None)
     tried, _ = search.each([e for e in _candidates() if e.text in names])

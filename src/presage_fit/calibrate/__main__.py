@@ -1,4 +1,6 @@
-"""Measure this machine's GPU into a calibration pack: a folder of raw measurements that predictions are fitted to.
+"""Measure this machine's GPU into a calibration pack, or with --host only its host, which takes seconds and no GPU.
+
+A pack is a folder of raw measurements that predictions are fitted to.
 
 What is measured, on random data, with warm-up and repeats:
   kernels   every kernel family (GEMM, convolution, attention, ...) over shapes drawn from a seed, with warm and cold
@@ -14,7 +16,11 @@ and presage_fit and run `python -m presage_fit.calibrate` with the same options.
 Without a GPU, --from learns from PyTorch profiler traces recorded with shapes (of any models, on one kind of GPU): each
 kernel family is corrected by what its calls took, over what is known of that GPU, or of the one it is most like.
 
+--host FILE.toml measures what single calls of Python, PyTorch's dispatcher and autograd cost this machine's processor,
+and where there is a GPU calls that launch kernels: predict, whatif, measure and job take the file as --host.
+
 Examples:
+  presage calibrate --host my_host.toml
   presage calibrate --out my_gpu/
   presage calibrate --out my_gpu/ --family gemm --minutes 5
   presage pack my_gpu/
@@ -43,6 +49,7 @@ from presage.files import write_whole
 from presage.measure.timing import cuda_torch
 from presage.pool.processes import end_with_parent
 from presage_fit.calibrate.host import copies, host_costs, latencies
+from presage_fit.calibrate.host_file import calibrate_host, processor
 from presage_fit.calibrate.measure import REPEATS, Flush, cache_reuse, profile_batch, read_batch
 from presage_fit.calibrate.power import GpuSensor, sustained
 from presage_fit.calibrate.resume import StuckDraws, count_rows
@@ -67,19 +74,11 @@ def header(torch: Any) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "driver": sensor.driver(),
-        "host": _processor(),
+        "host": processor(),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
         "repeats": REPEATS,
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def print_progress(text: str) -> None:
@@ -147,8 +146,14 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog="presage calibrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    out.add_argument("--out", type=Path, metavar="PACK", help="Folder of the pack; existing measurements are kept.")
     out.add_argument(
-        "--out", type=Path, required=True, metavar="PACK", help="Folder of the pack; existing measurements are kept."
+        "--host",
+        type=Path,
+        nargs="?",
+        const=Path("host.toml"),
+        metavar="FILE.toml",
+        help="Measure the host alone, within 30 s and without a GPU, into this file (default: host.toml).",
     )
     out.add_argument("--minutes", type=float, default=20.0, metavar="M", help="Time limit, min (default: 20).")
     out.add_argument(
@@ -178,6 +183,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    if (args.out is None) == (args.host is None):
+        raise PresageError("give --out PACK to measure the GPU, or --host FILE.toml to measure the host alone")
+    if args.host is not None:
+        _measure_host(args)
+        return
     progress = (lambda _: None) if args.quiet else print_progress
     if args.traces:
         from presage_fit.learn import command
@@ -205,6 +215,20 @@ def main(argv: list[str] | None = None) -> None:
             if not sweep(torch, name, args.out, limit, args.seed, pool, progress) and time.monotonic() > end:
                 break
     _finish(args.out, families, args.seed, args.json)
+
+
+def _measure_host(args: argparse.Namespace) -> None:
+    """Measure the host into its file, and say what to do with it."""
+    found = calibrate_host(args.host, (lambda _: None) if args.quiet else print_progress)
+    data = json.dumps(found, indent=2) + "\n"
+    if args.json == "-":
+        print(data, end="")
+        return
+    if args.json is not None:
+        write_whole(args.json, data.encode())
+    busy = "; the machine had other work, measure again when it is idle" if found["busy"] else ""
+    many, seconds = len(found["us"]), found["seconds"]
+    print(f"{args.host}: {found['name']}, {many} calls in {seconds:.0f} s{busy}; see presage hosts {args.host}")
 
 
 def _finish(out: Path, families: list[str], seed: int, path: str | None) -> None:

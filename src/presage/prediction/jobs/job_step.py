@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
+from presage.costs.host_model import HostModel, host_model
 from presage.costs.layer_host import LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
+from presage.errors import PresageError
 from presage.hardware.architecture import architecture
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
+from presage.prediction.host_choice import chosen_host
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
@@ -29,6 +32,7 @@ Floats = NDArray[np.float64]
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
 US = 1e-6
+OWN_ERA = "h100"  # whose hosts take as long as the reference
 ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
@@ -102,10 +106,29 @@ def layer_host_of(job: Job) -> LayerHost:
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
     sizes = p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job)
-    host = layer_host(f.host, era, *sizes)
+    host = layer_host(f.host, era, *sizes) if not job.host else _on_host(layer_host(f.host, OWN_ERA, *sizes), job.host)
     if not f.forward_us:
         return host
     return replace(host, forward=f.forward_us * US, backward=f.backward_us * US, recompute=f.forward_us * US)
+
+
+def _on_host(h: LayerHost, name: str) -> LayerHost:
+    """The layers' host time on a host that was given, instead of one of the GPU's time."""
+    f = job_host(name).factors
+    times = {part: getattr(h, part) * (f.autograd if "backward" in part else f.main) for part in LayerHost.__slots__}
+    return LayerHost(**times)
+
+
+@cache
+def job_host(name: str) -> HostModel:
+    """The host of a job, by its name or file."""
+    usual = host_model()
+    found = chosen_host(name, usual)
+    if found.us is not usual.us:
+        raise PresageError(
+            f"{name} is a fitted host model, which has no pace for a job's layers: give the file of a host or overheads"
+        )
+    return found
 
 
 class DpTraffic(NamedTuple):

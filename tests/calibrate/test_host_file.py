@@ -1,0 +1,70 @@
+"""`presage calibrate --host`: it measures here, without a GPU, and its file is one of a host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from presage.costs.host_factors import factors_of_host
+from presage.errors import PresageError
+from presage.hardware.host import COSTS, cost_name, host, read_host
+from presage_fit.calibrate import __main__ as calibrate
+from presage_fit.calibrate import host_file
+
+PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROUNDS", 2), ("LOOPS", 2), ("SECONDS", 5e-5), ("CHAIN", 20)):
+        monkeypatch.setattr(host_file, name, value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_host_is_measured_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "host.toml"
+    calibrate.main(["--host", str(out), "--json", "-", "--quiet"])
+    said = json.loads(capsys.readouterr().out)
+    found = read_host(out)
+    assert set(found.costs) == set(said["us"]) and set(found.costs) < set(COSTS)
+    assert {"view_us", "slice_us", "cpu_mm_us", "cpu_backward_mm_us", "cpu_step_us"} <= set(found.costs)
+    assert all(seconds > 0 for seconds in found.costs.values())
+    assert factors_of_host(found).calls == 3  # those that the reference has too
+    source = found.facts.sources["view_us"].text
+    assert source.startswith("presage calibrate --host: torch ") and "no GPU" in source
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_answer_says_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "host.toml"
+    calibrate.main(["--host", str(out)])
+    said = capsys.readouterr()
+    assert f"see presage hosts {out}" in said.out and "calls measured without a GPU" in said.err
+
+
+def test_a_machine_with_other_work_is_noticed() -> None:
+    assert host_file._quantile([1.0, 1.0, 2.0, 9.0], 0.1) == 1.0 and host_file._quantile([1.0, 3.0], 0.75) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ([], "give --out PACK to measure the GPU, or --host FILE.toml"),
+        (["--out", "pack", "--host", "h.toml"], "give --out PACK to measure the GPU, or --host"),
+        (["--host", "host.json"], r"--host host\.json: the file of a host ends in \.toml"),
+        (["--host", "no/such/folder/h.toml"], "no/such/folder"),
+    ],
+)
+def test_mistakes(words: list[str], match: str) -> None:
+    with pytest.raises(PresageError, match=match):
+        calibrate.main(words)
+
+
+def test_calls_of_a_pack_are_those_of_the_reference() -> None:
+    rows = json.loads((PACK / "host.json").read_text())
+    reference = host("h200_host").costs
+    assert {cost_name(row["op"]) for row in rows} == set(reference) < set(COSTS)
+    for row in rows:
+        assert reference[cost_name(row["op"])] == pytest.approx(1e-6 * sorted(row["us"])[len(row["us"]) // 2])
