@@ -120,7 +120,9 @@ def test_a_pack_brings_its_own_host(tmp_path: Path) -> None:
     assert "taken as" in chosen_host(str(tmp_path), USUAL).note
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", '[{"op": "aten::view", "us": [-1]}]', '[{"op": "aten::view", "us": "x"}]'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", '[{"op": "aten::view", "us": [-1]}]', '[{"op": "aten::view", "us": "x"}]']
+)
 def test_a_damaged_pack_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "host.json").write_text(text)
     with pytest.raises(InputError, match=r"host\.json"):

@@ -22,7 +22,8 @@ def command(
         int | None, option("--rank", "R", "Rank whose ops and kernels are listed (default: the first).")
     ] = None,
     overheads: Annotated[
-        Path | None, out_option("--overheads", "OUT.toml", "Save the host overheads T1-T5 without the profiler's cost, for --host.")
+        Path | None,
+        out_option("--overheads", "OUT.toml", "Save the host overheads T1-T5 without the profiler's cost, for --host."),
     ] = None,
     report: Report = None,
     json: Json = None,

@@ -1,10 +1,10 @@
 """Which host a prediction is for: a known one, a measured one, that of a trace or of a pack, or none that is known.
 
-    NAME             a host that ships with presage (`presage hosts`)
-    FILE.toml        calls measured by `presage calibrate --host`, overheads of `presage trace --overheads`, or a host
-                     model of tools/fit_host.py
-    PACK, host.json  the host's part of a calibration pack
-    unknown          the reference, with how much hosts differ in the interval
+NAME             a host that ships with presage (`presage hosts`)
+FILE.toml        calls measured by `presage calibrate --host`, overheads of `presage trace --overheads`, or a host
+                 model of tools/fit_host.py
+PACK, host.json  the host's part of a calibration pack
+unknown          the reference, with how much hosts differ in the interval
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from presage.costs.host_factors import (
     host_spread,
     pack_host,
 )
-from presage.costs.host_model import HostModel, host_model, is_host_model, model_of
+from presage.costs.host_model import HostModel, is_host_model, model_of
 from presage.errors import InputError
 from presage.hardware.facts import load_toml
 from presage.hardware.host import Host, host, host_of

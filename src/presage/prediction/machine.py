@@ -46,8 +46,8 @@ class Machine:
 
 
 def machine(gpu: str | Path = "h200", host: str | Path | None = None) -> Machine:
-    """The machine of a GPU name or a calibration pack's folder, with a host by its name or file; without one that of the
-    pack, else the reference."""
+    """The machine of a GPU name or a calibration pack's folder, with a host by its name or file; without one
+    that of the pack, else the reference."""
     kernels = load(gpu)
     try:
         usual = host_model(kernels.gpu.key)

@@ -39,9 +39,7 @@ def hosts_answer(hosts: Sequence[Host], one: bool) -> Answer:
     """One host with every figure, or a row for each: its pace against the reference, as measured and as taken."""
     found = {h.key: None if h.key == REFERENCE else factors_of_host(h) for h in hosts}
     brief = "\n".join(f"{h.key}: {h.name}" if one else h.key for h in hosts)
-    rows = [
-        (h.key, h.name, h.processor, str(h.cpus), str(len(h.costs)), *_factor_texts(found[h.key])) for h in hosts
-    ]
+    rows = [(h.key, h.name, h.processor, str(h.cpus), str(len(h.costs)), *_factor_texts(found[h.key])) for h in hosts]
     columns = ("name", "host", "processor", "CPUs", "calls", "measured", "taken as", "may differ by")
     title = f"Hosts (host time against {REFERENCE})"
     table = data_table(title, columns, rows, text=3)

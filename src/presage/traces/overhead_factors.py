@@ -59,7 +59,9 @@ def overheads_of(path: str | Path, table: Mapping[str, Any]) -> OverheadsFile:
         found = msgspec.convert(about, OverheadsFile)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$")
-        raise InputError(path, f"not what presage trace --overheads writes, or damaged: {what}", where.strip("`.")) from e
+        raise InputError(
+            path, f"not what presage trace --overheads writes, or damaged: {what}", where.strip("`.")
+        ) from e
     share = 1.0 if "unprofiled" in table else UNPROFILED
     return msgspec.structs.replace(found, rows=dict(_rows(held, share)))
 
@@ -84,7 +86,8 @@ def traced_factors(path: str | Path, found: OverheadsFile) -> MeasuredFactors:
     samples, expected = sum(x.n for x, _ in both), sum(x.n * r.mean_us for x, r in both)
     if samples < LEAST_SAMPLES or not expected:
         raise InputError(
-            path, f"has {samples} samples of ops that the reference has too, {LEAST_SAMPLES} are needed: trace more steps"
+            path,
+            f"has {samples} samples of ops that the reference has too, {LEAST_SAMPLES} are needed: trace more steps",
         )
     ratio = sum(x.n * x.mean_us for x, _ in both) / expected
     if not 1 / MOST_FACTOR < ratio < MOST_FACTOR:
