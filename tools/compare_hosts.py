@@ -3,7 +3,7 @@
     python tools/compare_hosts.py DATA              # the shared data: h200/ and traces/
     python tools/compare_hosts.py DATA --reference src/presage/data/h200/overheads.toml   # writes the reference first
 
-Three tables. `machines`: host time of matched ops in public traces against the H200's traces (44 of data/h200_varied), as
+Three tables. `machines`: host time within matched ops of public traces against the H200's (44 of data/h200_varied), as
 profiled on both sides; recorders of execution traces and profilers before PyTorch 1.10 slow a host much more than
 today's, so those machines count for launch calls alone. `profiler`: what tells a host-bound step without the profiler
 from its profiled one, each rule fitted on one set of steps (12 of DATA/h200, 33 of data/h200_varied) and scored on the
@@ -55,7 +55,19 @@ SLOWED = {
     "param_2080ti": "param_2080ti/*_kineto*",
     "torchrec_v100": "torchrec_dlrm_4xv100/*/rank_0*",
 }
-VIEWS = ("view", "transpose", "slice", "t", "permute", "reshape", "unsqueeze", "select", "expand", "as_strided", "detach")
+VIEWS = (
+    "view",
+    "transpose",
+    "slice",
+    "t",
+    "permute",
+    "reshape",
+    "unsqueeze",
+    "select",
+    "expand",
+    "as_strided",
+    "detach",
+)
 
 
 def table_of(paths: Iterable[Path]) -> Overheads:
@@ -133,7 +145,9 @@ def profiler(data: Path) -> None:
         }
         for rule, seconds in told.items():
             off = np.abs(seconds / b["unprofiled"] - 1)
-            print(f"{fitted} -> {scored} ({len(off)} steps) {rule:36} mean {off.mean():.1%}, median {np.median(off):.1%}")
+            print(
+                f"{fitted} -> {scored} ({len(off)} steps) {rule:36} mean {off.mean():.1%}, median {np.median(off):.1%}"
+            )
 
 
 def _columns(steps: Sequence[pc.ProfiledStep]) -> dict[str, np.ndarray]:

@@ -49,7 +49,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     (HARDWARE, "gpus", "hardware:gpus_command", "List known GPUs, with the source of every figure"),
     (HARDWARE, "platforms", "hardware:platforms_command", "List known platforms: GPUs, links, collective bandwidths"),
     (HARDWARE, "hosts", "hardware:hosts_command", "List known hosts, with the source of every figure"),
-    (HARDWARE, "calibrate", "device:calibrate_command", "Measure this machine's GPU into a calibration pack, or its host"),
+    (HARDWARE, "calibrate", "device:calibrate_command", "Measure this machine's GPU, or its host alone, into a file"),
     (HARDWARE, "measure", "device:measure_command", "Run a step on this machine's GPU and compare with its prediction"),
     (HARDWARE, "compare", "compare:command", "Compare a training loop that presage watched with its prediction"),
     (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),

@@ -97,23 +97,14 @@ def command(
 
     presage job examples/jobs/llama3.1-405b.toml --draws 10000 --report job.html
 
-    presage job job.toml --gpus 4096 --set parallel.pp=8 --set training.recompute=full --trace out.json
-
-    presage job job.toml --host my_host.toml
+    presage job job.toml --gpus 4096 --host my_host.toml --set parallel.pp=8 --trace out.json
 
     presage job --from train.py --ranks 64 --platform dgx-h100 --out job.toml -- --batch 4
     """
     if code is not None or module is not None:
-        away = {
-            "--gpus": gpus,
-            "--tokens": tokens,
-            "--trace": trace,
-            "--draws": draws,
-            "--noise": noise,
-            "--host": host,
-        }
+        away = {"--gpus": gpus, "--tokens": tokens, "--trace": trace, "--draws": draws, "--noise": noise}
         named = (code, job, arg, module, step_function, step_at, limit)
-        from_code(named, ranks, gpu, on, change, out, json, report, away)
+        from_code(named, ranks, gpu, on, change, out, json, report, away | {"--host": host})
         return
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}

@@ -96,11 +96,9 @@ def command(
 
     presage predict --ranks 64 --platform dgx-h100 train.py -- --batch_size 12
 
-    presage predict train.py:build --arg batch=8 --gpu a100 --pack learned
+    presage predict train.py:build --arg batch=8 --gpu a100 --pack learned --host my_host.toml
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
-
-    presage predict train.py:build --host my_host.toml
 
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 
@@ -114,14 +112,11 @@ def command(
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        if many is None:
-            result = _one(named, place or "h200", host, draws, steps)
-        else:
-            result = _ranks(named, many, host, draws, steps)
+        result = _ranks(named, many, host, draws, steps) if many else _one(named, place or "h200", host, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    answer, then = predict_answer(result, report is not None), _next(result, named, place, many)
+    answer, then = predict_answer(result, report is not None), _next(result, named, place, host, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
 
@@ -184,8 +179,11 @@ def _ranks(step: StepName, many: RankOptions, host: str | None, draws: int, step
         )
 
 
-def _next(result: StepResult, step: StepName, gpu: str | None, many: RankOptions | None) -> list[object]:
+def _next(
+    result: StepResult, step: StepName, gpu: str | None, host: str | None, many: RankOptions | None
+) -> list[object]:
     """The command to try next: edits of the step, or another strategy where memory, or what strategies add, matters."""
+    same_host: list[object] = ["--host", host] if host else []
     if many is not None:
         if result.many is not None and not result.many.by_strategy:
             return []
@@ -193,5 +191,6 @@ def _next(result: StepResult, step: StepName, gpu: str | None, many: RankOptions
         other = "ddp" if sharded else "fsdp"
         if (sharded and result.fits and result.bound != "gpu") or (not sharded and not result.fits):
             ranks: list[object] = ["--ranks", many.ranks, "--platform", many.platform, "--strategy", other]
-            return ["predict", *step.words(*ranks)]
-    return ["whatif", *step.words(*gpu_words(gpu if many is None else result.basis.gpu.key), "--suggest")]
+            return ["predict", *step.words(*ranks, *same_host)]
+    gpu_given = gpu_words(gpu if many is None else result.basis.gpu.key)
+    return ["whatif", *step.words(*gpu_given, *same_host, "--suggest")]

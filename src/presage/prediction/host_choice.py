@@ -21,7 +21,7 @@ from presage.costs.host_factors import (
     host_spread,
     pack_host,
 )
-from presage.costs.host_model import HostModel, host_model, is_host_model, model_of
+from presage.costs.host_model import HostModel, is_host_model, model_of
 from presage.errors import InputError
 from presage.hardware.facts import load_toml
 from presage.hardware.host import Host, host, host_of

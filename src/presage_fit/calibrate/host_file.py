@@ -1,8 +1,9 @@
 """Measure a host in seconds, without a GPU: what single calls of Python, the dispatcher and autograd cost.
 
 Every figure is processor time of the calling thread, the fastest tenth of short loops that take turns with those of all
-other calls: other work on the machine, which comes and goes, counts little. Calls are those of `host` (a pack's host.json) where a GPU is not needed; where there is one, those that launch
-kernels follow. The file is one of `presage.hardware.host`.
+other calls: other work on the machine, which comes and goes, counts little. Calls are those of `host` (a pack's
+host.json) where a GPU is not needed; where there is one, those that launch kernels follow. The file is one of
+`presage.hardware.host`.
 """
 
 from __future__ import annotations
