@@ -4,7 +4,8 @@ The runs are HugeCTR's; presage predicts them with the framework's published opt
 that a row describes, and kernels and collectives measured elsewhere. A row's time is its batch over the throughput of
 the whole run, evaluations included (tracked_stats of the submissions' logging callback), so the prediction is a
 training step and its share of the evaluations. The sizes of data and evaluation are the benchmark's; the evaluation's
-batch is that of NVIDIA's configs. GPUs without NVLink are a metric of their own: how their PCIe is wired is not in the table.
+batch is that of NVIDIA's configs. GPUs without NVLink are a metric of their own: the table does not tell how their PCIe
+is wired.
 """
 
 from __future__ import annotations

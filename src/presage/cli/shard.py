@@ -75,13 +75,12 @@ def command(
         return
     problem = _problem(tables, ranks, platform, batch, memory, optimizer, lengths)
     from presage.embeddings.sharding_search import search
+    from presage.embeddings.table_files import save_plan
     from presage.report.shard_answer import shard_answer
 
     with search_bar() as tell:
         result = search(problem, seconds=seconds, seed=seed, tell=tell)
     if out is not None:
-        from presage.embeddings.table_files import save_plan
-
         save_plan(result.plan, problem.tables, out)
     show_answer(shard_answer(problem, result), json, report, {"plan": out})
 
