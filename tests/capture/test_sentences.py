@@ -15,7 +15,10 @@ RAW = ("PrivateUse1", "Dynamo", "fburl", "HigherOrderOperator", "NVIDIA driver")
     ("text", "said"),
     [
         ("aten::_coalesce: Could not run 'aten::empty' with arguments from the 'SparseCUDA' backend", "index_add"),
-        ("aten::mul: Expected all tensors to be on the same device, but found two", "aten::mul is given tensors of the"),
+        (
+            "aten::mul: Expected all tensors to be on the same device, but found two",
+            "aten::mul is given tensors of the",
+        ),
         ("aten::_thing: Found no NVIDIA driver on your system.", "register_op('aten::_thing'"),
         ("You should register `PrivateUse1HooksInterface`", "pin_memory"),
         ("There was no rule registered for HigherOrderOperator flex_attention and mode <x>", "flex_attention"),
@@ -34,11 +37,8 @@ def test_errors_of_other_libraries_become_sentences_with_a_remedy(text, said):
 
 
 def test_a_file_that_is_not_there_is_told_with_where_paths_start(tmp_path):
-    def build(device):
-        open(tmp_path / "config.json")
-
-    with pytest.raises(PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json'.*where presage is run"):
-        capture(build)
+    with pytest.raises(PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json': paths of the code"):
+        capture(lambda _: (tmp_path / "config.json").open())
 
 
 def test_an_error_without_a_sentence_is_cut_short():
