@@ -39,13 +39,8 @@ def test_errors_of_other_libraries_become_sentences_with_a_remedy(text, said):
 
 
 def test_a_file_that_is_not_there_is_told_with_where_paths_start(tmp_path):
-    def build(device):
-        open(tmp_path / "config.json")
-
-    with pytest.raises(
-        PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json'.*where presage is run"
-    ):
-        capture(build)
+    with pytest.raises(PresageError, match=r"test_sentences\.py:\d+: there is no '.*config\.json': paths of the code"):
+        capture(lambda _: (tmp_path / "config.json").open())
 
 
 def test_a_line_that_this_python_cannot_read_says_which_python_it_is():

@@ -137,3 +137,24 @@ def test_graphed_callables_replay_forward_and_backward() -> None:
     replayed = {op.name: op.replayed for op in _kernels(graph)}
     assert replayed["aten::addmm"].endswith("forward") and replayed["aten::mm"].endswith("backward")
     assert any("replayed as CUDA graphs" in note for note in graph.notes)
+
+
+def test_a_replay_of_the_optimizers_step_is_one_so_that_no_more_calls_are_looked_at():
+    calls = []
+
+    def build(device):
+        model, x = nn.Linear(64, 64).to(device), torch.randn(8, 64, device=device)
+        opt, graph = torch.optim.SGD(model.parameters(), 0.1), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x).sum().backward()
+            opt.step()
+
+        def step():
+            calls.append(1)
+            graph.replay()
+
+        return step
+
+    captured = capture(build)
+    assert len(calls) == 2
+    assert any(op.phase == "optimizer" for op in captured.ops)

@@ -327,3 +327,25 @@ def test_a_file_read_into_a_large_host_tensor_is_what_the_code_finds_in_it(tmp_p
 
     capture(build)
     assert found == {"first": 999, "ends": 100, "where": "cpu", "on GPU": 70}
+
+
+def test_lbfgs_runs_all_of_its_iterations_whatever_is_drawn_for_its_tolerances() -> None:
+    def build(device: str) -> Callable[[], Any]:
+        model, x = nn.Linear(LARGE, LARGE).to(device), torch.randn(8, LARGE, device=device)
+        opt = torch.optim.LBFGS(model.parameters(), max_iter=6)
+
+        def closure() -> torch.Tensor:
+            opt.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        def step() -> None:
+            opt.step(closure)
+            assert opt.param_groups[0]["tolerance_grad"] > 0
+
+        return step
+
+    graph = capture(build)
+    assert sum(op.name == "aten::addmm" for op in graph.ops) == 6
+    assert any("LBFGS is taken to run all of its 6 iterations" in note for note in graph.notes)

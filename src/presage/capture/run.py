@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from presage.capture.calls import MemoryEvent, RecordedCall
 from presage.capture.compiled import compile_notes, plain_name
 from presage.capture.custom_ops import slow_paths, unpriced_note, unreadable
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
+from presage.capture.iterations import all_iterations
 from presage.capture.lowering import HOST, CallLowering, Rule, check_complete
 from presage.capture.process_groups import ProcessGroups
 from presage.capture.rank_objects import with_senders
@@ -139,11 +140,15 @@ def on_fake_gpu(kind: Callable[[], R], variant: Variant) -> Iterator[tuple[R, Va
         reading = patched(FakeTensor, "item", recorder.assumptions.remembering(torch.Tensor.item))
         arrays = patched(FakeTensor, "numpy", lambda tensor, **options: recorder.reads.numpy(tensor, **options))
         threads = entering_threads(recorder, Devices)
+        iterations = patched(torch.optim.LBFGS, "step", all_iterations(recorder.note))
         resizing = patched(torch.UntypedStorage, "resize_", _resizing(recorder))
         work: Any = getattr(torch.distributed, "Work", None)
         waits = patched(work, "wait", recorder.communicators.waiting(work.wait)) if work else nullcontext()
-        with reading, arrays, resizing, waits, recorder.places.following(), threads, recorder, hooked(variant) as hooks:
-            yield recorder, hooks
+        with ExitStack() as patches:
+            for patch in (reading, arrays, resizing, waits, iterations, recorder.places.following(), threads):
+                patches.enter_context(patch)
+            with recorder, hooked(variant) as hooks:
+                yield recorder, hooks
 
 
 def _resizing(recorder: Recorder) -> Callable[[Any, int], Any]:
