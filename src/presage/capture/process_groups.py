@@ -255,7 +255,7 @@ def _checks() -> list[tuple[Any, str, Any]]:
 
 @dataclass(frozen=True)
 class _Shards:
-    """A parameter's shards, each made where it is asked for: `fully_shard` asks for two of as many as there are ranks."""
+    """A parameter's shards, each made where it is asked for: `fully_shard` asks for two of as many as ranks are."""
 
     tensor: torch.Tensor
     count: int
