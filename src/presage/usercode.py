@@ -175,8 +175,8 @@ SENTENCES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"SyntaxError: (.{1,200})",
-        f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this line ({{0}}): if it is written for a newer "
-        "Python, run presage with that one",
+        f"Python {sys.version_info[0]}.{sys.version_info[1]} cannot read this line ({{0}}): if it is written for a "
+        "newer Python, run presage with that one",
     ),
     (r"PrivateUse1HooksInterface", "pinned memory of this kind is not captured: allocate without pin_memory"),
     (

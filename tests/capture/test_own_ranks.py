@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from presage.capture import capture, load_cases
+from presage.capture.process_groups import _Shards
 from presage.capture.variants import Variant
 from presage.errors import PresageError
 from presage.graph.work import collective, collective_bytes
@@ -269,6 +270,16 @@ def padded(_):
 def test_what_a_rank_writes_over_counts_as_sent():
     graphs = captures(padded, 4)
     assert {name for g in graphs for name in collectives(g)} == {("reduce_scatter", "world", 4 * WIDTH * 4)}
+
+
+@pytest.mark.parametrize("length", [8, 7, 3, 1])
+def test_shards_of_a_parameter_are_those_that_pytorch_cuts(length):
+    from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
+
+    x = torch.randn(length, 2)
+    for dim, count in ((0, 4), (1, 2), (1, 4)):
+        shards = _Shards(x, count, dim)
+        assert all(torch.equal(shards[i], own) for i, own in enumerate(_chunk_with_empty(x, count, dim)))
 
 
 def test_timeouts_of_groups_can_be_set():

@@ -260,7 +260,27 @@ def _checks() -> list[tuple[Any, str, Any]]:
 
     handle: Any = fsdp._FSDPDeviceHandle
     out.append((handle, "from_device", lambda device: torch.cuda if device.type != "cpu" else handle(device)))
+    sharded: Any = import_module("torch.distributed.fsdp._fully_shard._fsdp_param")
+    if hasattr(sharded, "_chunk_with_empty"):
+        out.append((sharded, "_chunk_with_empty", _Shards))
     return [*out, (fsdp, by_number, device)] if real else out
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """A parameter's shards, each made where it is asked for: `fully_shard` asks for two of as many as ranks are."""
+
+    tensor: torch.Tensor
+    count: int
+    dim: int
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        length = self.tensor.shape[self.dim]
+        each = max(1, -(-length // self.count))
+        begin = place * each
+        if begin >= length > 0 or place >= self.count:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, begin, min(each, length - begin))
 
 
 # ---- objects: what is sent arrives; gathered ones of other ranks are taken to be this one's
