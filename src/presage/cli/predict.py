@@ -138,8 +138,8 @@ def _as_only_rank() -> AbstractContextManager[None]:
 
 
 def _one(step: StepName, gpu: str, host: str | None, draws: int, steps: int) -> StepResult:
-    from presage.prediction.api import capture_gpu, predict
-    from presage.prediction.machine import machine
+    from presage.prediction.api import predict
+    from presage.prediction.machine import capture_gpu, machine
 
     where = machine(gpu, host)  # reports an unknown GPU or host before the step is captured
     graphs = captured_ranks(step, capture_gpu(gpu, where))

@@ -84,10 +84,11 @@ def read_correction(path: Path) -> tuple[LearnedHeader, LearnedCorrection]:
     try:
         header = msgspec.convert(about, LearnedHeader)
         columns = [np.asarray(held[c], np.float64) for c in (*COLUMNS, "measured")]
-        calls = CallTable(header.family, header.op, np.asarray(held["call"], np.int64), *columns[:-1])
+        call = np.asarray(held["call"], np.int64)
+        calls = CallTable(header.family, header.op, call, columns[0], columns[1], columns[2], columns[3])
     except (msgspec.ValidationError, KeyError, ValueError, TypeError) as e:
         raise InputError(path, f"not a pack learned from traces, or a damaged one ({e}): learn it again") from e
-    if {len(x) for x in (*columns, calls.op, calls.family)} != {len(calls)} or not len(calls):
+    if {*map(len, columns), len(calls.op), len(calls.family)} != {len(calls)} or not len(calls):
         raise InputError(path, "is damaged (its columns are of different lengths): learn it again")
     if not all(np.isfinite(c).all() for c in columns) or min(columns[0].min(), columns[-1].min()) <= 0.0:
         raise InputError(path, "is damaged (a time in it is not a number above zero): learn it again")

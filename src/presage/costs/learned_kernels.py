@@ -50,7 +50,7 @@ class Effects(NamedTuple):
 
     def scaled(self, factor: float) -> Effects:
         """Models that are known to be nearer, or farther off; a repeated call tells the same of them."""
-        return Effects(*(factor * sd for sd in self[:-2]), *self[-2:])
+        return Effects(*(sd if name in ("call", "noise") else factor * sd for name, sd in self._asdict().items()))
 
 
 EFFECTS = Effects()
@@ -79,8 +79,9 @@ class CallTable:
 
     def part(self, at: Ints) -> CallTable:
         """The calls at these places."""
-        texts = (tuple(x[i] for i in at.tolist()) for x in (self.family, self.op))
-        return CallTable(*texts, self.call[at], *(getattr(self, c)[at] for c in COLUMNS))
+        family, op = (tuple(x[i] for i in at.tolist()) for x in (self.family, self.op))
+        seconds, bandwidth, arithmetic, intensity = (getattr(self, c)[at] for c in COLUMNS)
+        return CallTable(family, op, self.call[at], seconds, bandwidth, arithmetic, intensity)
 
     @property
     def short(self) -> Floats:
@@ -91,9 +92,9 @@ class CallTable:
 
 def joined(tables: Sequence[CallTable]) -> CallTable:
     """Several tables as one."""
-    texts = (tuple(x for t in tables for x in getattr(t, name)) for name in ("family", "op"))
-    arrays = (np.concatenate([getattr(t, name) for t in tables]) for name in ("call", *COLUMNS))
-    return CallTable(*texts, *arrays)
+    family, op = (tuple(x for t in tables for x in getattr(t, name)) for name in ("family", "op"))
+    call, seconds, *rest = (np.concatenate([getattr(t, name) for t in tables]) for name in ("call", *COLUMNS))
+    return CallTable(family, op, call, seconds, rest[0], rest[1], rest[2])
 
 
 class StepCalls(NamedTuple):
@@ -114,13 +115,15 @@ def step_calls(base: CalibratedKernels, graph: Graph, times: Sequence[OpTime]) -
     bandwidth, arithmetic = (_elasticity(base, graph, what)[priced] for what in ("bandwidth", "arithmetic"))
     seconds = np.array([times[i].seconds for i in priced])
     calls = np.bincount(number, minlength=len(first))
-    mean = [np.bincount(number, x, len(first)) / calls for x in (seconds, bandwidth, arithmetic)]
+    means = [np.bincount(number, x, len(first)) / calls for x in (seconds, bandwidth, arithmetic)]
     ops = [graph.ops[priced[k]] for k in first.tolist()]
     table = CallTable(
         tuple(_family(op, times[priced[k]]) for op, k in zip(ops, first.tolist(), strict=True)),
         tuple(f"{op.name} {kinds[k]}" for op, k in zip(ops, first.tolist(), strict=True)),
         np.array(digests, np.int64)[first],
-        *mean,
+        means[0],
+        means[1],
+        means[2],
         np.array([_intensity(times[priced[k]]) for k in first.tolist()]),
     )
     return StepCalls(table, place)
@@ -159,7 +162,7 @@ def _elasticity(base: CalibratedKernels, graph: Graph, what: str) -> Floats:
         for factor in (1.0 / HIGHER, HIGHER)
     )
     ratio = np.divide(slow, fast, out=np.ones(len(slow)), where=fast > 0)
-    return np.clip(np.log(np.maximum(ratio, 1e-9)) / (2.0 * np.log(HIGHER)), 0.0, 1.0)
+    return np.asarray(np.clip(np.log(np.maximum(ratio, 1e-9)) / (2.0 * np.log(HIGHER)), 0.0, 1.0))
 
 
 def _with_rate(chip: Gpu, what: str, factor: float) -> Gpu:

@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FILE = Path(__file__).with_name("architectures.toml")
 
@@ -30,10 +31,11 @@ class Architecture:
 def architectures() -> dict[str, Architecture]:
     """All in the table, by name."""
     table = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    lists = {
-        name: {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()} for name, facts in table.items()
-    }
-    return {name: Architecture(name, **facts) for name, facts in lists.items()}
+    return {name: Architecture(name, **_facts(found)) for name, found in table.items()}
+
+
+def _facts(found: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 def architecture(name: str) -> Architecture:

@@ -33,7 +33,7 @@ from presage.hardware import platform as _platform
 from presage.parallel.rank_layout import CodeLayout
 from presage.parallel.strategy import Strategy
 from presage.parallel.strategy import strategy as _strategy
-from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.machine import Machine, capture_gpu, kernel_times, machine
 from presage.prediction.rank_results import collective_times, groups_of
 from presage.prediction.rank_set import RankOverride, RankSet, code_rank_set, predict_rank_set, rank_set
 from presage.prediction.step import DRAWS, STEPS, StepResult, predict_step, with_model_error
@@ -95,11 +95,6 @@ def predict(
         graph, times, where.kernels.gpu, where.host, spread=where.spread(graph), draws=draws, steps=steps, seed=seed
     )
     return replace(result, notes=(*result.notes, *where.notes, *where.host_notes(result.bound)))
-
-
-def capture_gpu(gpu: str | Path, where: Machine) -> str:
-    """The GPU that code sees while it is captured: of a pack, the one it is of."""
-    return where.kernels.gpu.key if Path(gpu).is_dir() else str(gpu)
 
 
 def _predict_code(

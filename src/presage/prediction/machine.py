@@ -64,6 +64,11 @@ def machine(gpu: str | Path = "h200", host: str | Path | None = None) -> Machine
     return Machine(kernels, of_pack(pack, usual) if measured else assumed_host(usual))
 
 
+def capture_gpu(gpu: str | Path, where: Machine) -> str:
+    """The GPU that code sees while it is captured: of a pack, the one it is of."""
+    return where.kernels.gpu.key if Path(gpu).is_dir() else str(gpu)
+
+
 def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:
     """Kernel time per op under the power limit. Throttling depends on GPU idle time, taken from a simulation at full
     clock."""

@@ -19,7 +19,7 @@ from presage.capture.variants import Variant
 from presage.displayed import Displayed
 from presage.graph.graph import Graph
 from presage.prediction.api import StepSource, step_graph
-from presage.prediction.machine import Machine, machine
+from presage.prediction.machine import Machine, capture_gpu, machine
 from presage.prediction.result import Quantiles
 from presage.prediction.step import DRAWS, STEPS, StepResult
 from presage.whatif.edit_spec import EditSpec, ParsedEdit, parse_edits
@@ -201,9 +201,8 @@ def initial_scenario(
 ) -> Scenario:
     """The step as it is."""
     where = gpu if isinstance(gpu, Machine) else machine(gpu, host)
-    graph, source = source_of(
-        step, arguments, capture, Variant(gpu=where.kernels.gpu.key if isinstance(gpu, Machine) else str(gpu))
-    )
+    seen = where.kernels.gpu.key if isinstance(gpu, Machine) else capture_gpu(gpu, where)
+    graph, source = source_of(step, arguments, capture, Variant(gpu=seen))
     return Scenario(graph, where, source, Variant(**graph.variant))  # type: ignore[arg-type]
 
 

@@ -107,7 +107,9 @@ def _timed(scenario: Scenario) -> TimedScenario:
 def _usual(timed: TimedScenario, how: Drawing) -> Durations:
     """The draws as any prediction has them."""
     rng = np.random.default_rng(how.seed)
-    return draw_durations(timed.built.tasks, how.steps, how.draws, timed.scenario.machine.spread, rng)
+    return draw_durations(
+        timed.built.tasks, how.steps, how.draws, timed.scenario.machine.spread(timed.built.graph), rng
+    )
 
 
 def _trial(timed: TimedScenario, took: Durations, how: Drawing, before: Floats | None = None) -> Trial:
