@@ -204,7 +204,8 @@ class TracePlatform:
     def unprofiled(self) -> float:
         """What host time would be without the profiler, as a share of the time with it."""
         count = max(1, len(self.traces))
-        return UNPROFILED * STACKS ** (self.with_stacks / count) * NO_SHAPES ** (1 - self.with_shapes / count)
+        recorded: float = STACKS ** (self.with_stacks / count) * NO_SHAPES ** (1 - self.with_shapes / count)
+        return UNPROFILED * recorded
 
 
 @dataclass(frozen=True, eq=False)
