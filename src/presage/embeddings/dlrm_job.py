@@ -151,7 +151,7 @@ def _check_sizes(path: Path, f: _File) -> None:
         ("cross.layers", f.cross.layers, 0, MOST_LAYERS),
         ("cross.rank", f.cross.rank, 0, MOST_WIDTH),
         ("embeddings.memory_GiB", f.embeddings.memory_GiB, 0, 10**6),
-        *((f"evaluation.{k}", v, 1, 10**15) for k, v in (msgspec.structs.asdict(e) if e else {}).items()),
+        *((f"evaluation.{k}", v, 1, 10**12) for k, v in (msgspec.structs.asdict(e) if e else {}).items()),
     ):
         if not least <= value <= most:
             raise InputError(path, f"is {value}: it can be {least} to {most:,}", name)
