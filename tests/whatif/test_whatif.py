@@ -13,6 +13,7 @@ from msgspec.structs import replace
 import presage as ps
 from graph_sketches import Sketch, training_step
 from presage.capture.variants import AS_WRITTEN, Variant
+from presage.costs.host_factors import HostFactors
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.builder import without
@@ -200,7 +201,10 @@ def test_another_gpu_keeps_a_host_that_was_changed() -> None:
     for edit in parse("host=2,gpu=b200"):
         scenario = apply_edit(scenario, edit)
     assert scenario.machine.kernels.gpu.key == "b200"
-    assert scenario.machine.host.calls.launch_call_us == machine("h200").host.calls.launch_call_us / 2
+    assert scenario.machine.host.factors == HostFactors(0.5, 0.5, 0.5)
+    launches = [int(op.kernels) for op in SMALL.ops]
+    before, after = (where.host.costs(SMALL, launches).total for where in (machine("h200"), scenario.machine))
+    assert after == pytest.approx(before / 2)
 
 
 def test_what_does_not_fit_is_told() -> None:
