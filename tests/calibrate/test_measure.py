@@ -299,7 +299,7 @@ def test_the_command_predicts_by_itself(
     told = prediction.from_json(PREDICTED)
     monkeypatch.setattr(command, "predict", lambda *a: asked.append(a) or told)
     command.main(["train.py:build", "--arg", "batch=8", "--steps", "5"])
-    assert asked == [(["train.py:build", "--arg", "batch=8"], [], "h200")] and "11 ms" in capsys.readouterr().out
+    assert asked == [(["train.py:build", "--arg", "batch=8"], [], "h200", None)] and "11 ms" in capsys.readouterr().out
     monkeypatch.setattr(command, "can_predict", lambda: False)
     command.main(["train.py:build", "--steps", "5"])
     assert "not predicted: presage is only partly installed here" in capsys.readouterr().out
