@@ -264,7 +264,8 @@ def _on_other_stream() -> bool:
     """Whether kernels go to another stream than the usual one now, as those of warm-ups for CUDA graphs do."""
     import torch
 
-    return torch.cuda.is_initialized() and torch.cuda.current_stream() != torch.cuda.default_stream()
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return begun and torch.cuda.current_stream() != torch.cuda.default_stream()
 
 
 class StepWatch:

@@ -201,7 +201,7 @@ def group_patches(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
 
 
 def _processes(groups: ProcessGroups) -> list[tuple[Any, str, Any]]:
-    """Of the processes that code starts, this rank's runs here."""
+    """Processes that code starts: this rank's alone runs, in this one."""
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, **options: Any) -> Any:
         del options
