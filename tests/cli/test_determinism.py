@@ -22,6 +22,7 @@ FEW = ("--draws", "120")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "gpus": ("gpus",),
     "platforms": ("platforms",),
+    "hosts": ("hosts",),
     "job": ("job", JOB, *FEW, "--trace", "t.json"),
     "plan": ("plan", JOB, "--gpus", "16", "--limit", "30", "--out", "best.toml"),
     "run": ("run", JOB, "--tokens", "1B", *FEW),
