@@ -15,7 +15,10 @@ BY_OP: dict[str, KernelFamily] = {}
 
 
 def register_family(family: KernelFamily) -> None:
-    """Make a family known: its ops are timed by its law, and by its corrections where a GPU's models have them."""
+    """Make a family known: its ops are timed by its law, and by its corrections where a GPU's models have them. One of
+    the same name is replaced."""
+    for op in FAMILIES[family.name].ops if family.name in FAMILIES else ():
+        BY_OP.pop(op, None)
     FAMILIES[family.name] = family
     BY_OP.update(dict.fromkeys(family.ops, family))
 
