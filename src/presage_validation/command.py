@@ -69,8 +69,8 @@ CLAIMS = {
         user_code=True,
     ),
     "et": Claim(
-        "WORKLOADS.py ET_DIR MEASURED.json", "steps from execution traces", "execution_traces:score_execution_traces",
-        (3,), user_code=True,
+        "WORKLOADS.py ET_DIR [MEASURED.json]", "steps from execution traces", "execution_traces:score_execution_traces",
+        (2, 3), user_code=True,
     ),
     "scripts": Claim(
         "SCRIPTS_DIR MEASURED.json", "training scripts as they are", "scripts:score_scripts", (2,), user_code=True

@@ -27,21 +27,22 @@ MS = 1e-3
 def score_execution_traces(
     workloads: str | Path,
     folder: str | Path,
-    measured: str | Path,
+    measured: str | Path | None = None,
     tell: Callable[[str], None] = lambda _: None,
     gpu: str = "h200",
     pool: Pool = SERIAL,
 ) -> AccuracyResult:
-    """Predict every case that has a trace in the folder from that and from its code."""
-    build, cases = Captured(str(workloads)), measured_cases(measured)
-    build.functions  # noqa: B018 - what cannot be imported is told of at once
+    """Predict every case that has a trace in the folder from it and from code; `measured` adds what a GPU took."""
+    build = Captured(str(workloads))
+    known = build.functions  # what cannot be imported is told of at once
+    cases = measured_cases(measured) if measured is not None else dict.fromkeys(known, ())
     traced = {name: runs for name, runs in cases.items() if _file(folder, name) is not None}
     if not traced:
-        raise InputError(folder, f"has no execution trace of a case of {Path(measured).name}")
+        raise InputError(folder, f"has no execution trace of a case of {Path(measured or workloads).name}")
     function = partial(_case, build, str(folder), gpu)
     done, skipped = run_cases(function, traced.items(), tell, lambda case: case[0], pool)
     rows = tuple(row for _, found in done for row in found)
-    return AccuracyResult("et", f"{workloads} {folder} {measured}", rows, tuple(skipped))
+    return AccuracyResult("et", f"{workloads} {folder} {measured or ''}".strip(), rows, tuple(skipped))
 
 
 def _file(folder: str | Path, name: str) -> Path | None:
@@ -62,13 +63,13 @@ def _case(build: Captured, folder: str, gpu: str, case: tuple[str, Sequence[Mapp
 def _rows(case: WorkloadCase, graph: Graph, by_default: Graph, gpu: str) -> Iterator[Row]:
     mine, code, default = (_predicted(g, gpu) for g in (graph, case.graph, by_default))
     memory, from_code = (memory_profile(g).peak_allocated for g in (graph, case.graph))
-    yield Row("gpu_time_against_code", case.name, "s", mine.gpu_active, code.gpu_active)
-    yield Row("gpu_time_against_code_by_default", case.name, "s", default.gpu_active, code.gpu_active)
-    yield Row("step_against_code", case.name, "s", mine.step.p50, code.step.p50)
-    yield Row("peak_memory_against_code", case.name, "bytes", memory, from_code)
+    yield Row("gpu_active_from_code", case.name, "s", mine.gpu_active, code.gpu_active)
+    yield Row("gpu_active_from_code_by_default", case.name, "s", default.gpu_active, code.gpu_active)
+    yield Row("step_from_code", case.name, "s", mine.step.p50, code.step.p50)
+    yield Row("peak_memory_from_code", case.name, "bytes", memory, from_code)
     active, peak = case.median("gpu_active_ms"), case.median("peak_alloc")
     if active is not None:
-        yield Row("gpu_time", case.name, "s", mine.gpu_active, active * MS)
+        yield Row("gpu_active", case.name, "s", mine.gpu_active, active * MS)
     if peak is not None:
         yield Row("peak_memory", case.name, "bytes", memory, peak)
 
