@@ -180,6 +180,7 @@ def test_what_a_trace_cannot_hold_is_assumed_in_the_answer_and_can_be_given(tmp_
     result = predict(file, draws=1)
     assert [(a.line, a.value, a.given) for a in result.assumptions] == [("allow_tf32", "false", False)]
     assert result.assumptions[0].share > 0.5
+    assert result.to_json()["assumptions"][0]["share_of_step"] == result.assumptions[0].share
     told = trace_graphs(file, {"allow_tf32": "true"})[0]
     assert told.flags["allow_tf32"] is True and told.assumptions[0].given
     with pytest.raises(

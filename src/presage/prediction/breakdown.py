@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from presage.costs.kernel_model import OpTime, rate
 from presage.graph import work
@@ -70,6 +71,17 @@ class StepAssumption:
     decides: bool  # the code branched on it; else it was only logged or passed on
     share: float  # of the step's time that can hang on it, at most
     given: bool = False  # the value is the user's
+
+    def to_json(self) -> dict[str, Any]:
+        """With its place in the code, or the setting of a trace."""
+        return {
+            "place": self.line,
+            "what": self.what,
+            "value": self.value,
+            "decides": self.decides,
+            "share_of_step": self.share,
+            "given": self.given,
+        }
 
 
 def assumptions(graph: Graph, times: Sequence[OpTime], host: Sequence[float]) -> tuple[StepAssumption, ...]:

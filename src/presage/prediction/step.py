@@ -264,7 +264,7 @@ class StepResult(Result):
             "modules": {p.name: _part(p) for p in self.modules},
             "costliest": [_costly(c) for c in self.costliest],
             "coverage": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self.coverage).items()},
-            "assumptions": [asdict(a) for a in self.assumptions],
+            "assumptions": [a.to_json() for a in self.assumptions],
             "notes": list(self.notes),
             "draws": self.draw_count,
             "steps": self.steps,
