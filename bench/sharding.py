@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from presage.costs.lookups.table import draw_task
 from presage.embeddings import Reuse, Table
 from presage.embeddings.sharding_cost import ShardCosts, ShardingCost, sharding_cost
 from presage.embeddings.sharding_heuristics import HEURISTICS
 from presage.embeddings.sharding_plan import ShardingPlan, ShardingProblem
 from presage.embeddings.sharding_search import search
-from presage.embeddings.table import draw_task
 from presage.hardware import platform
 
 DTYPES = {"fp32": "float32", "fp16": "float16"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from presage.embeddings.lookup_model import SHIPPED
+from presage.costs.lookups.lookup_model import SHIPPED
 from presage_fit.embeddings import fit_lookups, save_lookup_parameters
 from presage_validation.embeddings import read_groups
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_law import (
+from presage.costs.lookups.lookup_law import (
     LookupCorrection,
     LookupTraffic,
     backward_seconds,
@@ -23,9 +23,9 @@ from presage.embeddings.lookup_law import (
     lookup_traffic,
     matern,
 )
-from presage.embeddings.lookup_model import SHIPPED, VERSION, LookupParameters
-from presage.embeddings.row_reuse import Lookups
-from presage.embeddings.table import Table, TableArrays, table_arrays
+from presage.costs.lookups.lookup_model import SHIPPED, VERSION, LookupParameters
+from presage.costs.lookups.row_reuse import Lookups
+from presage.costs.lookups.table import Table, TableArrays, table_arrays
 from presage.files import write_whole
 
 Array = npt.NDArray[Any]

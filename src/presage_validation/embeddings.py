@@ -20,8 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from presage.embeddings import Lookups, Reuse, Table
-from presage.embeddings.lookup_model import (
+from presage.costs.lookups.lookup_model import (
     LENGTHS,
     MEASURED_ON,
     OPTIMIZERS,
@@ -30,7 +29,8 @@ from presage.embeddings.lookup_model import (
     load_lookup_parameters,
     scale_parameters,
 )
-from presage.embeddings.row_reuse import zipf
+from presage.costs.lookups.row_reuse import zipf
+from presage.embeddings import Lookups, Reuse, Table
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.costs.lookups.row_reuse import zipf
 from presage.embeddings import EmbeddingModel, Lookups, embedding_model
-from presage.embeddings.row_reuse import zipf
 from presage_validation.embeddings import MeasuredPlacement, Task, read_tasks
 from presage_validation.score import Skipped, in_turn
 

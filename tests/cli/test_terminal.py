@@ -213,7 +213,7 @@ def test_completion_is_quick() -> None:
 
 
 def test_words_that_are_completed_are_those_that_are_known() -> None:
-    from presage.embeddings.lookup_model import OPTIMIZERS
+    from presage.costs.lookups.lookup_model import OPTIMIZERS
     from presage.hardware import gpus, platforms
     from presage.noise.priors import CONDITIONS
     from presage.parallel.strategy import STRATEGIES

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.app import app
+from presage.costs.lookups.captured import captured_tables, lookup_seconds
 from presage.embeddings import Reuse, Table, embedding_model
-from presage.embeddings.captured_lookups import captured_tables, lookup_seconds
 from presage.errors import PresageError
 
 CLASSIC = """

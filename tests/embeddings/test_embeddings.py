@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from index_draws import draws
+from presage.costs.lookups.lookup_law import characteristic_time, lookup_traffic
+from presage.costs.lookups.lookup_model import load_lookup_parameters
+from presage.costs.lookups.row_reuse import BINS, FIRST, fit_alpha, zipf
+from presage.costs.lookups.table import table_arrays
 from presage.embeddings import Reuse, Table, embedding_model
-from presage.embeddings.lookup_law import characteristic_time, lookup_traffic
-from presage.embeddings.lookup_model import load_lookup_parameters
-from presage.embeddings.row_reuse import BINS, FIRST, fit_alpha, zipf
-from presage.embeddings.table import table_arrays
 from presage.errors import InputError, PresageError
 from presage.hardware import gpus
 from presage_fit.embeddings import least, save_lookup_parameters

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from presage.cli.app import app
+from presage.costs.lookups.table import HEAVY, draw_task
 from presage.embeddings import Reuse, Table
 from presage.embeddings.sharding_cost import ShardCosts, lower_bound, sharding_cost
 from presage.embeddings.sharding_heuristics import HEURISTICS, heuristic_plan, table_costs
 from presage.embeddings.sharding_plan import COLUMN, DATA, ROW, TABLE, ShardingPlan, ShardingProblem, TablePlacement
 from presage.embeddings.sharding_search import Budget, improve, search
 from presage.embeddings.sharding_state import ShardingState, ShardMove
-from presage.embeddings.table import HEAVY, draw_task
 from presage.embeddings.table_files import plan_json, read_plan, read_tables, save_plan
 from presage.errors import InputError, PresageError
 from presage.hardware import platform

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from presage.costs.lookups.table import draw_task
 from presage.embeddings.sharding_plan import ShardingProblem
 from presage.embeddings.sharding_search import ShardingResult as Sharded
 from presage.embeddings.sharding_search import search as search_shards
-from presage.embeddings.table import draw_task
 from presage.hardware import platform
 from presage.prediction.draws import step_distribution, step_model, without_fitted_stragglers
 from presage.prediction.draws.distribution import StepDistribution, belief_of

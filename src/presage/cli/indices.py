@@ -34,8 +34,8 @@ def command(
 
     presage indices day_0.npz --batch 65536 --json tables.json
     """
+    from presage.costs.lookups.table import WIDTHS
     from presage.embeddings.indices import count_lookups, read_indices
-    from presage.embeddings.table import WIDTHS
     from presage.errors import PresageError
     from presage.report.shard_answer import indices_answer
 

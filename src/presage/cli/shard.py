@@ -134,7 +134,7 @@ def _problem(
 
 def _of_code(source: str) -> tuple[tuple[Table, ...], int | None]:
     """The tables that code on one GPU looks rows up in, and its batch."""
-    from presage.embeddings.captured_lookups import captured_tables
+    from presage.costs.lookups.captured import captured_tables
     from presage.prediction.api import step_graph
 
     return captured_tables(step_graph(source))
@@ -144,7 +144,7 @@ def _demo(ranks: int, place: Platform) -> tuple[tuple[Table, ...], int]:
     """A random sharding task."""
     import numpy as np
 
-    from presage.embeddings.table import draw_task
+    from presage.costs.lookups.table import draw_task
 
     return draw_task(ranks, float(place.gpu.memory), np.random.default_rng(0)), DEMO_BATCH * ranks
 

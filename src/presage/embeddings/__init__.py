@@ -1,7 +1,5 @@
-"""FBGEMM's table-batched embedding lookups: tables, how their rows repeat, and what forward and backward take."""
+"""Embedding tables of recommendation models: their index data, sharding over ranks, and whole DLRM steps."""
 
-from presage.embeddings.lookup_model import EmbeddingModel, embedding_model
-from presage.embeddings.row_reuse import Lookups, Reuse
-from presage.embeddings.table import Table
+from presage.costs.lookups import EmbeddingModel, Lookups, Reuse, Table, embedding_model
 
 __all__ = ["EmbeddingModel", "Lookups", "Reuse", "Table", "embedding_model"]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.row_reuse import BINS, STEEPEST, Reuse, zipf
-from presage.embeddings.table import Table
+from presage.costs.lookups.row_reuse import BINS, STEEPEST, Reuse, zipf
+from presage.costs.lookups.table import Table
 from presage.errors import InputError, PresageError
 from presage.files.arrays import check_zip, parse_npy, parse_npz
 from presage.files.reading import read_bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 
 from presage.costs.host_factors import PACK_FILE, REFERENCE
@@ -11,6 +10,7 @@ from presage.costs.host_model import HostModel, host_model
 from presage.costs.kernel_files import CALIBRATED, is_pack, load
 from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
 from presage.costs.learned_files import HOST_FILE, is_learned, read_learned
+from presage.costs.lookups.captured import lookup_seconds
 from presage.errors import PresageError
 from presage.graph.graph import Graph
 from presage.hardware import Gpu
@@ -19,8 +19,6 @@ from presage.prediction.step import STEPS, step_program
 from presage.prediction.step_program import StepSpread
 
 HOST_TOO = " and host costs"  # in a note on kernels of another GPU
-# By the first letters of their names: the model of ops that is not a kernel model, loaded where a step has them.
-PRICED = {"fbgemm::split_embedding_codegen_lookup": ("presage.embeddings.captured_lookups", "lookup_seconds")}
 
 
 @dataclass(frozen=True)
@@ -72,17 +70,15 @@ def capture_gpu(gpu: str | Path, where: Machine) -> str:
 def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:
     """Kernel time per op under the power limit. Throttling depends on GPU idle time, taken from a simulation at full
     clock."""
-    full, power = _own_prices(graph, list(where.kernels.op_times(graph)), where.kernels.gpu), where.kernels.power
+    full, power = _with_lookups(graph, list(where.kernels.op_times(graph)), where.kernels.gpu), where.kernels.power
     if slowdown(power, full) == 1.0:
         return full
     usual = step_program(graph, full, where.host).usual(STEPS)
     return throttled(power, full, max(0.0, usual - sum(t.seconds for t in full)))
 
 
-def _own_prices(graph: Graph, times: list[OpTime], gpu: Gpu) -> list[OpTime]:
-    """Times of ops that a model of a later room knows better, where a step has such ops."""
-    for prefix, (module, name) in PRICED.items():
-        if any(op.name.startswith(prefix) for op in graph.ops):
-            for place, seconds in getattr(import_module(module), name)(graph, gpu).items():
-                times[place] = replace(times[place], seconds=seconds, source="model")
+def _with_lookups(graph: Graph, times: list[OpTime], gpu: Gpu) -> list[OpTime]:
+    """Kernel times with those of table-batched lookups by the embedding model."""
+    for place, seconds in lookup_seconds(graph, gpu).items():
+        times[place] = replace(times[place], seconds=seconds, source="model")
     return times

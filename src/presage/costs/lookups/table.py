@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.row_reuse import Lookups, Reuse
+from presage.costs.lookups.row_reuse import Lookups, Reuse
 from presage.errors import PresageError
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from presage.embeddings import Reuse, Table, embedding_model
+from presage.costs.lookups import Reuse, Table, embedding_model
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Tensor
 from presage.hardware import Gpu

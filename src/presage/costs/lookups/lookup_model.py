@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.lookup_law import (
+from presage.costs.lookups.lookup_law import (
     AT,
     LookupCorrection,
     backward_seconds,
@@ -21,8 +21,8 @@ from presage.embeddings.lookup_law import (
     lookup_terms,
     lookup_traffic,
 )
-from presage.embeddings.row_reuse import Lookups
-from presage.embeddings.table import Table, table_arrays
+from presage.costs.lookups.row_reuse import Lookups
+from presage.costs.lookups.table import Table, table_arrays
 from presage.errors import InputError, PresageError
 from presage.files.reading import DATA
 from presage.hardware import Gpu, gpu

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.embeddings.table import TableArrays
+from presage.costs.lookups.table import TableArrays
 
 Array = npt.NDArray[Any]
 Params = Mapping[str, float]
