@@ -172,6 +172,7 @@ def test_torchrec_is_captured_with_its_plan(tmp_path: Path, kind: str) -> None:
     assert names.count("fbgemm::split_embedding_codegen_lookup_functionBackward") == 1
     exchanges = [n for n in names if "alltoall" in n or "reduce_scatter" in n or "allgather" in n]
     assert len(exchanges) == 5  # sizes, lengths, indices; pooled rows there and back
+    assert any("looked up evenly" in note for note in graph.notes)
     for place, seconds in lookup_seconds(graph, gpu("h200")).items():
         assert times[place].seconds == pytest.approx(seconds, rel=0.2)  # but for throttling
 

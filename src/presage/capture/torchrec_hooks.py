@@ -22,6 +22,7 @@ LOOKUP = "fbgemm::split_embedding_codegen_lookup_function"
 BACKWARD = LOOKUP + "Backward"
 SORTED = 6 * 16  # bytes through memory for each lookup that is sorted: six passes over pairs of 8 bytes
 CHECK_AND_LOOKUP, SORT_AND_UPDATE = 2, 8  # kernels
+EVENLY = "rows of FBGEMM's tables are taken to be looked up evenly: where some are looked up often, it is faster"
 
 
 def _replace_slice(module: Any) -> None:
@@ -133,6 +134,7 @@ def _record(
 ) -> None:
     recorder = current_recorder()
     if recorder is not None:
+        recorder.note(EVENLY)
         recorder.record_kernel(name, [*given, list(rows), list(dims)], made, written, cost)
 
 
