@@ -53,7 +53,7 @@ COMMANDS: list[tuple[str, str, str, str]] = [
     (HARDWARE, "measure", "device:measure_command", "Run a step on this machine's GPU and compare with its prediction"),
     (HARDWARE, "compare", "compare:command", "Compare a training loop that presage watched with its prediction"),
     (HARDWARE, "pack", PLUGINS["pack"], "Show or merge calibration packs"),
-    (HARDWARE, "fit", PLUGINS["fit"], "Fit a noise model to your traces and logs"),
+    (HARDWARE, "fit", PLUGINS["fit"], "Fit noise to your traces and logs, or collectives to nccl-tests"),
     (HARDWARE, "accuracy", PLUGINS["accuracy"], "Check presage's accuracy, on its data or yours"),
 ]  # fmt: skip
 LOADED = {name for _, name, where, _ in COMMANDS if where == PLUGINS.get(name)}  # when they are run

@@ -96,7 +96,7 @@ def command(
 
     presage predict --ranks 64 --platform dgx-h100 train.py -- --batch_size 12
 
-    presage predict train.py:build --arg batch=8 --gpu a100 --pack learned --host my_host.toml
+    presage predict train.py --gpu a100 --pack learned --host my_host.toml
 
     presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
 
