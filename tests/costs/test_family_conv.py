@@ -14,6 +14,7 @@ from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.families.conv import BACKWARD, FORWARD, TRANSPOSED, conv, gradients, law, product
 from presage.costs.families.pool import pool
+from presage.costs.families.resample import resampling
 from presage.costs.rates import Rates
 from presage.hardware import gpu
 from presage_fit import kernel_models as fit
@@ -154,10 +155,10 @@ def test_pools_know_both_sides() -> None:
     largest = pool(Call("aten::max_pool2d_with_indices", (x, (3, 3), (2, 2), (1, 1), (1, 1), False)))
     assert (largest.planes, largest.near, largest.far, largest.window, largest.overlap) == (12, 81, 25, 9, 4)
     assert pool(Call("aten::avg_pool2d", (x, (2,), (), (0,), False, True, None))).far == 16
-    scaled = pool(Call("aten::upsample_nearest2d", (x, None, (2.0, 2.0))))
+    scaled = resampling(Call("aten::upsample_nearest2d", (x, None, (2.0, 2.0))))
     assert scaled.far == prod((18, 18))
     back = Call("aten::upsample_nearest2d_backward", (shape(2, 6, 18, 18), (18, 18), (2, 6, 9, 9), 2.0, 2.0))
-    assert pool(back)._replace(name=scaled.name, backward=False) == scaled
+    assert resampling(back)._replace(name=scaled.name, backward=False) == scaled
 
 
 def test_planar_bilinear_upsampling_goes_through_the_planes() -> None:

@@ -30,7 +30,7 @@ class _Event:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     nothing = lambda: None  # noqa: E731
-    monkeypatch.setattr(timing, "start_profile", lambda _: lambda: "activity")
+    monkeypatch.setattr(timing, "start_profile", lambda _torch, _pack: lambda: "activity")
     cuda = SimpleNamespace(
         Event=_Event,
         synchronize=nothing,

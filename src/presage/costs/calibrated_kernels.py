@@ -26,8 +26,8 @@ from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
 from presage.costs.families.pointwise import alike
-from presage.costs.kernel_model import CALIBRATED_ERROR, TRANSFERRED_ERROR, OpTime, Power, Source, least_seconds
-from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS, Rates
+from presage.costs.kernel_model import CALIBRATED_ERROR, TRANSFERRED_ERROR, OpTime, Power, Source, roofline_time
+from presage.costs.rates import Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage.graph.families import family
@@ -272,8 +272,7 @@ def _op_time(
     if op.cost is not None and op.cost.seconds:
         return OpTime(op.cost.seconds, op.cost.launches, kind, "model")
     if source == "roofline":
-        seconds = least_seconds(graph, op, models.gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
-        return OpTime(models.rates.floor + seconds, op.cost.launches if op.cost else 1, kind, "roofline")
+        return roofline_time(graph, op, models.gpu, models.rates.floor)
     launches = max(1, round(sum(t.launches for t in times)))
     at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
     return OpTime(sum(t.at(share) for t in times), launches, kind, source, at_once)

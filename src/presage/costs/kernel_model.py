@@ -14,7 +14,9 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from presage.costs.rates import REACHED_BANDWIDTH, REACHED_FLOPS
 from presage.graph import work
+from presage.graph.families import family
 from presage.graph.graph import Graph, Op, Tensor
 from presage.hardware import Gpu
 
@@ -120,6 +122,25 @@ class Power:
 
 
 SHORT = {"float64": "fp64", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
+
+
+# Kernels of an op that has no model, one after the other, by its source (FBGEMM's sparse_permute_2d.cu and
+# sparse_async_cumsum.cu): a permutation is two scans of two kernels each, one for lengths and one for values.
+FBGEMM_KERNELS = {
+    "fbgemm::permute_2D_sparse_data": 6,
+    "fbgemm::permute_1D_sparse_data": 6,
+    "fbgemm::asynchronous_complete_cumsum": 2,
+    "fbgemm::asynchronous_exclusive_cumsum": 2,
+    "fbgemm::asynchronous_inclusive_cumsum": 2,
+}
+
+
+def roofline_time(graph: Graph, op: Op, gpu: Gpu, floor: float) -> OpTime:
+    """Time of an op that has no model: its work at the rates kernels reach, after a start of each of its kernels."""
+    launches = op.cost.launches if op.cost else FBGEMM_KERNELS.get(op.name, 1)
+    starts = 1 if op.recorded is not None else launches  # what a trace recorded holds those of all its kernels
+    seconds = starts * floor + least_seconds(graph, op, gpu, REACHED_FLOPS, REACHED_BANDWIDTH)
+    return OpTime(seconds, launches, family(op.name), "roofline")
 
 
 def least_seconds(graph: Graph, op: Op, gpu: Gpu, flops_share: float = 1.0, bytes_share: float = 1.0) -> float:

@@ -108,21 +108,30 @@ def check_pack(folder: Path, name: str | None) -> None:
     """Raise where a folder is no pack, or one of another GPU than the one named."""
     if not folder.is_dir():
         raise InputError(folder, "no such folder; a pack is the folder that presage calibrate --out wrote")
-    if is_learned(folder):
-        header, _ = read_correction(folder / LEARNED)
-        of, keys = header.gpu, {header.gpu.lower(), header.like.lower(), _key(header.gpu), _key(header.like)}
-    else:
-        of = load(folder).gpu.name
-        keys = {load(folder).gpu.key}
-    if name is not None and name.lower() not in keys and gpu(name).key not in keys:
-        raise InputError(folder, f"is of {of}, not of {gpu(name).name}: leave out --gpu, or give its own pack")
+    of, key = (
+        (read_correction(folder / LEARNED)[0].gpu if is_learned(folder) else load(folder).gpu.name),
+        pack_gpu(folder),
+    )
+    if name is not None and name.lower() != of.lower() and gpu(name).key != key:
+        other = gpu(name).name
+        raise InputError(folder, f"is of {of}, not of {other}: leave {other} out, or give a pack of it")
+
+
+def pack_gpu(folder: Path) -> str:
+    """The listed GPU that a pack is of: its own, or where that is not listed the one it is like."""
+    if not is_learned(folder):
+        return load(folder).gpu.key
+    header, _ = read_correction(folder / LEARNED)
+    own = _key(header.gpu)
+    return own or gpu(header.like).key
 
 
 def _key(name: str) -> str:
+    """The short name of a listed GPU; empty for one that is not."""
     try:
         return gpu(name).key
     except PresageError:
-        return name.lower()
+        return ""
 
 
 def _notes(header: LearnedHeader, found: LearnedCorrection, base: CalibratedKernels) -> tuple[str, ...]:

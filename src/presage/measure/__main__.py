@@ -9,6 +9,7 @@ Examples:
   presage measure train.py -- --batch_size 12
   presage measure -m package.train --json measured.json -- --config small.yaml
   presage measure train.py:build --arg batch=8 --host my_host.toml
+  presage measure train.py --save-pack learned/ -- --batch_size 12
   presage measure train.py:build --predicted prediction.json --json measured.json
 """
 
@@ -29,6 +30,7 @@ from presage.hardware import gpu as gpu_facts
 from presage.measure.activity import Activity, profiled
 from presage.measure.prediction import Prediction, can_predict, predict, read
 from presage.measure.result import MeasureResult, brief, page, to_json
+from presage.measure.saved_pack import PackRecorder
 from presage.measure.timing import ScriptTimer, StopScript, Timing, cuda_torch, timed
 from presage.scripts import LIMIT, MODULE, ScriptRun, StepWatch, TrainingScript, alarm, is_script
 from presage.usercode import load, parse_arguments, user_code_line
@@ -37,6 +39,7 @@ from presage.usercode import load, parse_arguments, user_code_line
 def main(argv: list[str] | None = None) -> None:
     args = _arguments(sys.argv[1:] if argv is None else argv)
     values, told = args.values, read(args.predicted) if args.predicted else None
+    recorder = PackRecorder(args.save_pack, args.like) if args.save_pack is not None else None
     torch = cuda_torch("measuring", " (presage predict needs none)")
     name = torch.cuda.get_device_name()
     why = ""
@@ -44,12 +47,13 @@ def main(argv: list[str] | None = None) -> None:
         if told is None:
             told, why = _own_prediction(args, name)
         if args.script is not None:
-            timing, activity = _timed_script(torch, args.script, args.steps)
+            timing, activity = _timed_script(torch, args.script, args.steps, recorder)
         else:
             build = load(args.step)
             timing, step = _users(args.step, lambda: timed(torch, lambda: _step(build("cuda", **values)), args.steps))
-            activity = _users(args.step, lambda: profiled(torch, step))
-    result = MeasureResult(args.step, values, _machine(torch, name), timing, activity, told, why)
+            activity = _users(args.step, lambda: profiled(torch, step, recorder))
+        pack = recorder.save() if recorder is not None else None
+    result = MeasureResult(args.step, values, _machine(torch, name), timing, activity, told, why, pack)
     if args.json is not None:
         data = json.dumps(_finite(to_json(result)), indent=2) + "\n"
         if args.json == "-":
@@ -81,6 +85,18 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--host", metavar="FILE|NAME", help="Host to predict for, as in `presage predict` (see `presage hosts`)."
     )
+    out.add_argument(
+        "--pack", type=Path, metavar="FOLDER", help="Predict with this pack's kernels, as in `presage predict`."
+    )
+    out.add_argument(
+        "--save-pack",
+        type=Path,
+        metavar="DIR",
+        help="Learn this GPU's kernels from the profiled steps into a new pack.",
+    )
+    out.add_argument(
+        "--like", metavar="NAME", help="With --save-pack: the GPU most like this one, where it is not listed."
+    )
     out.add_argument("--no-predict", action="store_true", help="Do not predict on this machine.")
     return out
 
@@ -93,6 +109,8 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         args.step, argv = f"{MODULE}{args.module}", [*([args.step] if args.step else []), *argv]
     if args.step is None:
         raise PresageError("name the step: TRAIN.py, as in `presage measure train.py -- --batch_size 12`")
+    if args.like is not None and args.save_pack is None:
+        raise PresageError("--like goes with --save-pack DIR")
     args.script, args.values, args.argv = None, parse_arguments(args.arg), argv
     args.words = [*args.step.split(" ", 1), *(word for a in args.arg for word in ("--arg", a))]
     if is_script(args.step):
@@ -102,8 +120,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def _timed_script(torch: Any, script: TrainingScript, steps: int | None) -> tuple[Timing, Activity]:
-    timer = ScriptTimer(torch, steps)
+def _timed_script(
+    torch: Any, script: TrainingScript, steps: int | None, pack: PackRecorder | None
+) -> tuple[Timing, Activity]:
+    timer = ScriptTimer(torch, steps, pack)
 
     def stop() -> None:
         raise StopScript
@@ -140,9 +160,19 @@ def _own_prediction(args: argparse.Namespace, gpu: str) -> tuple[Prediction | No
     if not can_predict():
         return None, "not predicted: presage is only partly installed here; give --predicted PRED.json"
     try:
-        return predict(args.words, args.argv, gpu_facts(gpu).key, args.host), ""
+        return predict(args.words, args.argv, _place(args.pack, gpu), args.host), ""
     except PresageError as e:
         return None, f"not predicted: {e}"
+
+
+def _place(pack: Path | None, gpu: str) -> str:
+    """What to predict for: this GPU, or a pack of it."""
+    if pack is None:
+        return gpu_facts(gpu).key
+    from presage.costs.learned_files import check_pack
+
+    check_pack(pack, gpu)
+    return str(pack)
 
 
 def _step(made: Any) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from presage.graph.families import family
+from presage.measure.saved_pack import PackRecorder
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 STEPS = 2  # that are profiled
@@ -36,27 +37,38 @@ class Activity:
     families: dict[str, GpuWork]
 
 
-def profiled(torch: Any, step: Callable[[], Any]) -> Activity:
+def profiled(torch: Any, step: Callable[[], Any], pack: PackRecorder | None = None) -> Activity:
     """Run a step under the profiler and read what it recorded."""
-    stop = start_profile(torch)
+    stop = start_profile(torch, pack)
     for _ in range(STEPS):
         step()
     return stop()
 
 
-def start_profile(torch: Any) -> Callable[[], Activity]:
+def start_profile(torch: Any, pack: PackRecorder | None = None) -> Callable[[], Activity]:
     """Starts the profiler; gives what stops it after STEPS steps and reads what it recorded."""
-    from torch.profiler import ProfilerActivity, profile
-
-    prof = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-    prof.__enter__()  # type: ignore[no-untyped-call]
+    prof = new_profile(pack)
+    prof.__enter__()
 
     def stop() -> Activity:
         torch.cuda.synchronize()
-        prof.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        return activity(read_events(export_trace(prof)), STEPS)
+        prof.__exit__(None, None, None)
+        return read_activity(prof, STEPS, pack)
 
     return stop
+
+
+def new_profile(pack: PackRecorder | None) -> Any:
+    """A profiler of host and GPU; for a pack, with shapes."""
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=pack is not None)
+
+
+def read_activity(prof: Any, steps: int, pack: PackRecorder | None = None) -> Activity:
+    """What was profiled in so many steps; the trace is left to a pack, where there is one."""
+    path = pack.export(prof) if pack is not None else export_trace(prof)
+    return activity(read_events(path, keep=pack is not None), steps)
 
 
 def export_trace(prof: Any) -> str:
@@ -67,13 +79,14 @@ def export_trace(prof: Any) -> str:
     return path
 
 
-def read_events(path: str) -> list[dict[str, Any]]:
-    """The events of a trace file, which is removed."""
+def read_events(path: str, keep: bool = False) -> list[dict[str, Any]]:
+    """The events of a trace file, which is removed unless it is to be kept."""
     try:
         with open(path) as f:
             events: list[dict[str, Any]] = json.load(f)["traceEvents"]
     finally:
-        os.unlink(path)
+        if not keep:
+            os.unlink(path)
     return events
 
 

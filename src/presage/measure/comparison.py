@@ -20,7 +20,7 @@ CAUSES = {
     "step": "the step itself: without a GPU it is not split further",
 }
 ADVICE = {
-    "gpu": "see `presage measure` for the kernels",
+    "gpu": "see `presage measure` for the kernels; its --save-pack learns them",
     "host": "a busy or slower CPU; `presage whatif --suggest` lists edits that save host time",
     "data": "more loader workers, or faster storage",
     "rank": "look at that rank's GPU clocks and node",

@@ -22,9 +22,10 @@ from typing import Any
 
 from presage.errors import PresageError
 from presage.files import write_whole
-from presage.measure.activity import activity, export_trace, read_events
+from presage.measure.activity import new_profile, read_activity
 from presage.measure.comparison import LoopTiming, RankTiming, RunComparison
 from presage.measure.prediction import Prediction, from_json, read
+from presage.measure.saved_pack import PackRecorder
 
 WARM_UP = 5  # steps that are not timed
 PROFILED = 2  # steps under the profiler, right after the warm-up
@@ -38,8 +39,9 @@ class StepMonitor:
 
     `predicted`: a file that `presage predict --json` wrote, a result of `presage.predict` or `presage.predict_job`, or
     seconds per step. `out`: a JSON file for `presage compare`. `every`: steps between two lines on stderr. `log`:
-    "tensorboard", "wandb", "mlflow", or a function of (metrics, step). Used as a context manager, or by the callbacks
-    through begin(), end() and finish().
+    "tensorboard", "wandb", "mlflow", or a function of (metrics, step). `save_pack`: a new folder for a pack of this
+    GPU's kernels, learned from the profiled steps when the loop ends (`presage predict --pack`). Used as a context
+    manager, or by the callbacks through begin(), end() and finish().
     """
 
     def __init__(
@@ -51,13 +53,17 @@ class StepMonitor:
         log: str | Log | None = None,
         profile: bool = True,
         quiet: bool = False,
+        save_pack: str | Path | None = None,
     ) -> None:
+        if save_pack is not None and not profile:
+            raise PresageError("save_pack learns from profiled steps: leave out profile=False")
         self.prediction = _prediction(predicted)
+        self.pack = PackRecorder(Path(save_pack)) if save_pack is not None and _rank() == 0 else None
         self.out, self.every, self.quiet = out, max(every, 1), quiet
         self.log = _logger(log)
         self.steps = 0  # complete, warm-up included
         self._timing = LoopTiming()
-        self._clock = _CudaClock(profile) if _cuda() is not None else _HostClock()
+        self._clock = _CudaClock(profile, self.pack) if _cuda() is not None else _HostClock()
         self._waited = 0.0
         self._last_end: float | None = None
         self._warned = False
@@ -108,7 +114,13 @@ class StepMonitor:
                 write_whole(self.out, (json.dumps(self.result.to_json(), indent=2) + "\n").encode())
             if not self.quiet and self._timing.steps:
                 print(f"presage: {self.result.headline}", file=sys.stderr)
+            self._save_pack()
         return self.result
+
+    def _save_pack(self) -> None:
+        if self.pack is not None:
+            saved, self.pack = self.pack.save(), None
+            print(f"presage: {saved.line}", file=sys.stderr)
 
     # ---- live figures
 
@@ -166,8 +178,9 @@ class _HostClock:
 class _CudaClock:
     """Step times from one step's end to the next on the GPU; the steps after the warm-up are profiled, not timed."""
 
-    def __init__(self, profile: bool) -> None:
+    def __init__(self, profile: bool, pack: PackRecorder | None = None) -> None:
         self.torch: Any = _cuda()
+        self.pack = pack
         self.profiled = PROFILED if profile else 0
         self.profiler: Any = None
         self.active: float | None = None
@@ -196,10 +209,8 @@ class _CudaClock:
         return steps, self.active, int(self.torch.cuda.max_memory_allocated())
 
     def _start_profiler(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
         self.torch.cuda.synchronize()
-        self.profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        self.profiler = new_profile(self.pack)
         with suppress(RuntimeError):  # another profiler is at work
             self.profiler.start()
             return
@@ -208,7 +219,7 @@ class _CudaClock:
     def _stop_profiler(self) -> None:
         self.torch.cuda.synchronize()
         self.profiler.stop()
-        found = activity(read_events(export_trace(self.profiler)), self.profiled)
+        found = read_activity(self.profiler, self.profiled, self.pack)
         self.active, self.profiler = found.total.seconds, None
 
 

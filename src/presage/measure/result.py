@@ -8,6 +8,7 @@ from typing import Any
 
 from presage.measure.activity import STEPS, Activity
 from presage.measure.prediction import Prediction
+from presage.measure.saved_pack import SavedPack
 from presage.measure.timing import WARM_UP, Timing, quantile
 from presage.text import percent, seconds, size
 
@@ -26,6 +27,7 @@ class MeasureResult:
     activity: Activity
     prediction: Prediction | None = None
     no_prediction: str = ""  # why there is none
+    pack: SavedPack | None = None  # learned from the profiled steps
 
     def steps(self, q: float) -> float:
         """A quantile of the step times, without the first, which includes the restart."""
@@ -54,6 +56,7 @@ def to_json(r: MeasureResult) -> dict[str, Any]:
             for name, w in r.activity.families.items()
         },
     }
+    value |= {"pack": r.pack.to_json()} if r.pack else {}
     return value | ({"prediction": _compared(r, r.prediction)} if r.prediction else {"no_prediction": r.no_prediction})
 
 
@@ -85,12 +88,15 @@ def page(r: MeasureResult) -> str:
 
 
 def _advice(r: MeasureResult) -> Iterator[str]:
-    """How to teach presage this GPU, where its kernels were predicted badly."""
+    """How to teach presage this GPU, where its kernels were predicted badly; or what was learned of it."""
+    if r.pack is not None:
+        yield r.pack.line
+        return
     predicted = r.prediction.gpu_active if r.prediction else None
     if predicted is not None and abs(_ratio(predicted, r.activity.total.seconds) - 1) > FAR_OFF:
         yield (
-            "Kernels are predicted badly here: record a profiler trace with record_shapes=True and learn from it with "
-            "presage calibrate --from TRACE --out PACK, then presage predict --pack PACK"
+            "Kernels are predicted badly here: the same command with --save-pack DIR learns them, then presage predict "
+            "--pack DIR"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from presage.errors import PresageError
 from presage.measure.activity import STEPS as PROFILED
 from presage.measure.activity import Activity, start_profile
+from presage.measure.saved_pack import PackRecorder
 
 WARM_UP = 10
 SECONDS, FEWEST, MOST = 2.5, 20, 400  # of timed steps in all, and how many those can be
@@ -82,6 +83,7 @@ class ScriptTimer:
 
     torch: Any
     wanted: int | None  # timed steps; None: about SECONDS of them
+    pack: PackRecorder | None = None
     activity: Activity | None = None  # of a step
     done: bool = False
     issued: list[float] = field(default_factory=list)  # by timed step, on the host
@@ -103,7 +105,7 @@ class ScriptTimer:
         if self._steps <= WARM_UP + PROFILED:
             self.torch.cuda.synchronize()
         if self._steps == WARM_UP:
-            self._stop = start_profile(self.torch)
+            self._stop = start_profile(self.torch, self.pack)
         if self._timing:
             self._marks.append((self._mark(), None))
         self._start = time.perf_counter()

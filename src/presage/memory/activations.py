@@ -153,7 +153,7 @@ def routed(job: Job) -> float:
     """Copies of a token that a rank's experts get, for each of the rank's tokens."""
     p, x = job.parallel, job.model.experts
     assert x is not None
-    return x.top_k * (x.capacity or x.imbalance) * p.expert_tp / p.tp
+    return x.top_k * x.busiest(p.ep) * p.expert_tp / p.tp
 
 
 def _selected(job: Job, k: LayerActivations, modules: tuple[str, ...]) -> LayerActivations:

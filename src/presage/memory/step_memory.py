@@ -14,6 +14,7 @@ from presage.graph.graph import Graph, Op, Role, Storage
 from presage.hardware import Gpu
 from presage.memory.allocator import Allocator, MemoryBlock, rounded
 from presage.memory.workspace import library, library_bytes, transient
+from presage.memory.workspace_conv import look_up
 from presage.memory.workspace_reduce import H200
 from presage.memory.workspace_rnn import reserves
 
@@ -119,6 +120,7 @@ class _Machine:
         self.later: list[int] = []  # optimizer state that the first step is still to make
         self.events = _by_op(graph)
         self.reserves = reserves(graph)
+        look_up(graph)
 
     def begin(self) -> None:
         """What is there before the first step: made in the order of the storages.

@@ -95,9 +95,14 @@ def _expanded_operands(graph: Graph, op: Op) -> Buffers:
     return tuple(t.nbytes for t in graph.inputs_of(op) if len(t.shape) >= 2 and not _is_dense(t))
 
 
+def _softmax(graph: Graph, op: Op) -> Buffers:
+    """Softmax and its logarithm read contiguous tensors; so do their gradients."""
+    return tuple(t.nbytes for t in graph.inputs_of(op)[:2] if not t.is_contiguous)
+
+
 def _softmax_backward(graph: Graph, op: Op) -> Buffers:
     """The product of gradient and output is written out before the row sums are subtracted."""
-    return (_first(graph, op).nbytes,)
+    return (_first(graph, op).nbytes, *(t.nbytes for t in graph.inputs_of(op)[1:2] if not t.is_contiguous))
 
 
 def _layer_norm(graph: Graph, op: Op) -> Buffers:
@@ -268,6 +273,7 @@ RULES_OF_CHIP: dict[str, RuleOfChip] = {
 }
 RULES: dict[str, Rule] = {
     **_named("mm addmm bmm baddbmm", _expanded_operands),
+    **_named("_softmax _log_softmax _log_softmax_backward_data", _softmax),
     **_named("_softmax_backward_data", _softmax_backward),
     **_named("native_layer_norm _fused_rms_norm", _layer_norm),
     **_named("native_group_norm native_group_norm_backward", _group_norm),

@@ -68,8 +68,12 @@ def drops(op: Op) -> bool:
 
 
 def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
+    """cuDNN's workspace, and a copy of the input where its time steps do not follow each other in memory."""
     layers = of(graph, op)
-    return (layers.scratch,) if layers is not None else ()
+    if layers is None:
+        return ()
+    x = graph.inputs_of(op)[0]
+    return (layers.scratch,) if x.is_contiguous else (x.nbytes, layers.scratch)
 
 
 def reserves(graph: Graph) -> dict[int, int]:

@@ -9,9 +9,10 @@ What is measured, on random data, with warm-up and repeats:
   copies    bandwidths within the device and to and from the host
   power     clocks under sustained load
 
-A full sweep of an H200 takes about 20 minutes. The command stops after --minutes; run it again to continue where it
-stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the folders presage
-and presage_fit and run `python -m presage_fit.calibrate` with the same options.
+The sweeps of kernel families take about 20 minutes on an H200; those of whole nets (conv_net, layers, recurrent,
+various) come last and take longer, less with --turns. The command stops after --minutes; run it again to continue
+where it stopped. Needs only Python, torch and numpy, and an otherwise idle GPU: on a bare machine, copy the folders
+presage and presage_fit and run `python -m presage_fit.calibrate` with the same options.
 
 Without a GPU, --from learns from PyTorch profiler traces recorded with shapes (of any models, on one kind of GPU): each
 kernel family is corrected by what its calls took, over what is known of that GPU, or of the one it is most like.
@@ -39,6 +40,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -50,9 +52,9 @@ from presage.measure.timing import cuda_torch
 from presage.pool.processes import end_with_parent
 from presage_fit.calibrate.host import copies, host_costs, latencies
 from presage_fit.calibrate.host_file import calibrate_host, processor
-from presage_fit.calibrate.measure import REPEATS, Flush, cache_reuse, profile_batch, read_batch
+from presage_fit.calibrate.measure import REPEATS, Flush, Turn, cache_reuse, profile_batch, read_batch, take_turn
 from presage_fit.calibrate.power import GpuSensor, sustained
-from presage_fit.calibrate.resume import StuckDraws, count_rows
+from presage_fit.calibrate.resume import StuckDraws, check_same_draws, check_same_machine, count_rows, only_run
 from presage_fit.calibrate.sweeps import FAMILIES, draw
 
 BATCH = 100
@@ -87,7 +89,14 @@ def print_progress(text: str) -> None:
 
 
 def sweep(
-    torch: Any, name: str, out: Path, end: float, seed: int, pool: ProcessPoolExecutor, tell: Progress = print_progress
+    torch: Any,
+    name: str,
+    out: Path,
+    end: float,
+    seed: int,
+    pool: ProcessPoolExecutor,
+    tell: Progress = print_progress,
+    turn: Turn = nullcontext,
 ) -> bool:
     """Measure a family's draws that are not there yet; whether it is complete. Traces are read in other processes."""
     path, draws, flush, sensor = out / f"{name}.jsonl", draw(name, seed), Flush(torch), GpuSensor()
@@ -95,6 +104,7 @@ def sweep(
         tell(f"{name}: packed already; give another folder to add to it and merge them with presage pack")
         return True
     at = begun = count_rows(path)
+    check_same_draws(path, draws)
     start, stuck = time.monotonic(), StuckDraws(out, name)
     waiting: list[tuple[list[dict[str, Any]], dict[str, str], int, Future[Any]]] = []
     size = BATCH if FAMILIES[name].draws > 1000 else BATCH // 4
@@ -105,7 +115,7 @@ def sweep(
             calls = [
                 (str(k), partial(FAMILIES[name].build, torch, p)) for k, p in enumerate(batch) if str(k) not in failed
             ]
-            trace, refused = profile_batch(torch, calls, flush, partial(_under_way, stuck, at))
+            trace, refused = profile_batch(torch, calls, flush, partial(_under_way, stuck, at), turn)
             stuck.done()
             waiting.append(
                 (batch, failed | refused, sensor.mhz(), pool.submit(read_batch, trace, [n for n, _ in calls]))
@@ -167,6 +177,13 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--seed", type=int, default=0, metavar="N", help="Random seed of the shapes (default: 0).")
     out.add_argument(
+        "--turns",
+        type=Path,
+        metavar="FILE",
+        help="Share the GPU with other calibrate commands that name the same file, each with its own --out and "
+        "--seed: one times kernels while the others prepare theirs, several times faster.",
+    )
+    out.add_argument(
         "--from",
         dest="traces",
         nargs="+",
@@ -199,8 +216,16 @@ def main(argv: list[str] | None = None) -> None:
     torch = cuda_torch("calibrating", ": run it where the GPU is")
     end = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
+    with only_run(args.out):
+        _measure_gpu(torch, args, end, progress)
+
+
+def _measure_gpu(torch: Any, args: argparse.Namespace, end: float, progress: Progress) -> None:
+    """All of a pack that is not there yet, until time is up."""
+    here = header(torch)
+    check_same_machine(args.out, here)
     for name, measure in (
-        ("header", partial(header, torch)),
+        ("header", lambda: here),
         ("latencies", partial(latencies, torch)),
         ("copies", partial(copies, torch)),
         ("host", partial(host_costs, torch)),
@@ -209,10 +234,11 @@ def main(argv: list[str] | None = None) -> None:
     ):
         measure_once(args.out, name, measure, progress)
     families = args.family or list(FAMILIES)
+    turn = nullcontext if args.turns is None else partial(take_turn, args.turns)
     with ProcessPoolExecutor(3, get_context("spawn"), end_with_parent) as pool:
         for name in families:
             limit = min(end, time.monotonic() + args.seconds_each) if args.seconds_each else end
-            if not sweep(torch, name, args.out, limit, args.seed, pool, progress) and time.monotonic() > end:
+            if not sweep(torch, name, args.out, limit, args.seed, pool, progress, turn) and time.monotonic() > end:
                 break
     _finish(args.out, families, args.seed, args.json)
 

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _ops(torch: Any) -> dict[str, Callable[[], Any]]:
+def small_ops(torch: Any, device: str = "cuda") -> dict[str, Callable[[], Any]]:
+    """Ops on tensors of the GPU, so small that only the host counts."""
     f = torch.nn.functional
-    x, y = (torch.randn(64, 64, device="cuda") for _ in range(2))
-    w, b = torch.randn(64, 64, device="cuda"), torch.randn(64, device="cuda")
-    h, k = torch.randn(4, 8, 16, 16, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
-    i = torch.randint(0, 64, (32,), device="cuda")
-    many = [torch.randn(64, device="cuda") for _ in range(30)]
-    q = torch.randn(2, 4, 32, 64, device="cuda", dtype=torch.bfloat16)
-    bn = torch.nn.BatchNorm2d(8, device="cuda")
+    x, y = (torch.randn(64, 64, device=device) for _ in range(2))
+    w, b = torch.randn(64, 64, device=device), torch.randn(64, device=device)
+    h, k = torch.randn(4, 8, 16, 16, device=device), torch.randn(8, 8, 3, 3, device=device)
+    i = torch.randint(0, 64, (32,), device=device)
+    many = [torch.randn(64, device=device) for _ in range(30)]
+    q = torch.randn(2, 4, 32, 64, device=device, dtype=torch.bfloat16)
+    bn = torch.nn.BatchNorm2d(8, device=device)
     return {
         "aten::add": lambda: x + y,
         "aten::mul": lambda: x * y,
@@ -36,8 +37,8 @@ def _ops(torch: Any) -> dict[str, Callable[[], Any]]:
         "aten::stack": lambda: torch.stack([x, y]),
         "aten::clone": lambda: x.clone(),
         "aten::contiguous": lambda: x.t().contiguous(),
-        "aten::zeros": lambda: torch.zeros(64, device="cuda"),
-        "aten::empty": lambda: torch.empty(64, device="cuda"),
+        "aten::zeros": lambda: torch.zeros(64, device=device),
+        "aten::empty": lambda: torch.empty(64, device=device),
         "aten::view": lambda: x.view(-1),
         "aten::transpose": lambda: x.transpose(0, 1),
         "aten::slice": lambda: x[:5],
@@ -68,7 +69,7 @@ def host_costs(torch: Any) -> list[dict[str, Any]]:
     from torch.profiler import ProfilerActivity, profile
 
     rows = []
-    for name, call in _ops(torch).items():
+    for name, call in small_ops(torch).items():
         plain = sorted(_per_call(torch, call) for _ in range(5))
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True):
             profiled = _per_call(torch, call, 100)
@@ -76,11 +77,9 @@ def host_costs(torch: Any) -> list[dict[str, Any]]:
     return rows + _backward_costs(torch)
 
 
-def _backward_costs(torch: Any) -> list[dict[str, Any]]:
-    """A chain of 200 ops of one kind, run backwards: host time per op on the autograd thread."""
-    x = torch.randn(64, 64, device="cuda", requires_grad=True)
-    w = torch.randn(64, 64, device="cuda", requires_grad=True)
-    steps = {
+def backward_ops(torch: Any, w: Any) -> dict[str, Callable[[Any], Any]]:
+    """Ops to chain, by the name of their backward node; `w` is a matrix to multiply with."""
+    return {
         "MulBackward0": lambda h: h * 1.01,
         "AddBackward0": lambda h: h + 1.0,
         "ReluBackward0": torch.relu,
@@ -90,8 +89,13 @@ def _backward_costs(torch: Any) -> list[dict[str, Any]]:
         "ViewBackward0": lambda h: h.view(64, 64),
         "SoftmaxBackward0": lambda h: h.softmax(-1),
     }
+
+
+def _backward_costs(torch: Any) -> list[dict[str, Any]]:
+    """A chain of 200 ops of one kind, run backwards: host time per op on the autograd thread."""
+    x, w = (torch.randn(64, 64, device="cuda", requires_grad=True) for _ in range(2))
     rows = []
-    for name, step in steps.items():
+    for name, step in backward_ops(torch, w).items():
         spent = []
         for _ in range(6):
             h = x

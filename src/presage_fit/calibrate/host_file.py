@@ -1,9 +1,9 @@
 """Measure a host in seconds, without a GPU: what single calls of Python, the dispatcher and autograd cost.
 
-Every figure is processor time of the calling thread, the fastest tenth of short loops that take turns with those of all
-other calls: other work on the machine, which comes and goes, counts little. Calls are those of `host` (a pack's
-host.json) where a GPU is not needed; where there is one, those that launch kernels follow. The file is one of
-`presage.hardware.host`.
+Every figure is the fastest tenth of short loops that take turns with those of all other calls: other work on the
+machine, which comes and goes, counts little. It is processor time of the calling thread; of calls that launch kernels,
+which wait for a GPU and for the autograd thread, elapsed time. Calls are those of `host` (a pack's host.json) where a
+GPU is not needed; where there is one, those that launch kernels too. The file is one of `presage.hardware.host`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from presage.errors import PresageError
 from presage.files import write_whole
 from presage.files.writing import check_writable
 from presage.hardware.host import VERSION, cost_name
-from presage_fit.calibrate.host import host_costs
+from presage_fit.calibrate.host import backward_ops, small_ops
 
 Call = Callable[[], Any]
 Timer = Callable[[], list[float]]  # microseconds of some loops
-clock = time.thread_time
+Clock = Callable[[], float]
+clock: Clock = time.thread_time
 ROUNDS, LOOPS, SECONDS = 10, 4, 8e-4  # rounds over all calls, timed loops of a call in each, seconds of a loop
 CHAIN = 200  # ops of a backward pass
 FASTEST, USUAL = 0.1, 0.75  # quantiles of the loops: the figure, and what a busy machine shows
@@ -38,17 +40,16 @@ def measure_host(torch: Any, tell: Callable[[str], None]) -> tuple[dict[str, flo
     torch.set_num_threads(1)
     try:
         timers = {name: _timer(call) for name, call in _calls(torch)} | dict(_backward(torch))
+        if torch.cuda.is_available():
+            timers = {**launching_timers(torch, "cuda", torch.cuda.synchronize), **timers}
         rounds = [{name: timer() for name, timer in timers.items()} for _ in range(ROUNDS)]
     finally:
         torch.set_num_threads(threads)
-    tell(f"{len(timers)} calls measured without a GPU")
+    near = f"on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "without a GPU"
+    tell(f"{len(timers)} calls measured {near}")
     loops = {name: sorted(us for one in rounds for us in one[name]) for name in timers}
     us = {f"{name}_us": _quantile(values, FASTEST) for name, values in loops.items()}
     slower = sorted(_quantile(values, USUAL) / _quantile(values, FASTEST) for values in loops.values())
-    if torch.cuda.is_available():
-        launching = {cost_name(row["op"]): sorted(row["us"])[len(row["us"]) // 2] for row in host_costs(torch)}
-        tell(f"{len(launching)} calls measured on {torch.cuda.get_device_name()}")
-        us = {**launching, **us}
     return us, _quantile(slower, 0.5) > BUSY
 
 
@@ -123,7 +124,23 @@ def _backward(torch: Any) -> Iterator[tuple[str, Timer]]:
     yield "cpu_backward_mm", lambda: _chain(one, lambda h: h @ w)
 
 
-def _chain(first: Any, grow: Callable[[Any], Any]) -> list[float]:
+def launching_timers(torch: Any, device: str, wait: Call) -> dict[str, Timer]:
+    """Calls that launch kernels: the GPU has done with all before a loop starts."""
+    calls = {_figure(op): _timer(call, time.perf_counter, wait) for op, call in small_ops(torch, device).items()}
+    x, w = (torch.randn(64, 64, device=device, requires_grad=True) for _ in range(2))
+    nodes = backward_ops(torch, w)
+    return calls | {_figure(n): partial(_chain, x, grow, time.perf_counter, wait) for n, grow in nodes.items()}
+
+
+def _figure(op: str) -> str:
+    return cost_name(op).removesuffix("_us")
+
+
+def _nothing() -> None:
+    """There is no GPU to wait for."""
+
+
+def _chain(first: Any, grow: Callable[[Any], Any], now: Clock = clock, wait: Call = _nothing) -> list[float]:
     """Microseconds per node of some backward passes."""
     out = []
     for _ in range(LOOPS):
@@ -131,28 +148,33 @@ def _chain(first: Any, grow: Callable[[Any], Any]) -> list[float]:
         for _ in range(CHAIN):
             h = grow(h)
         loss = h.sum()
-        start = clock()
+        wait()
+        start = now()
         loss.backward()
-        out.append(1e6 * (clock() - start) / CHAIN)
+        out.append(1e6 * (now() - start) / CHAIN)
+        wait()
         first.grad = None
     return out
 
 
-def _timer(call: Call) -> Timer:
+def _timer(call: Call, now: Clock = clock, wait: Call = _nothing) -> Timer:
     """Times some loops of a call, each so short that other work seldom falls into it; microseconds per call."""
     for _ in range(10):
         call()
-    start = clock()
+    wait()
+    start = now()
     call()
-    count = max(1, min(1000, int(SECONDS / max(clock() - start, 1e-7))))
+    count = max(1, min(1000, int(SECONDS / max(now() - start, 1e-7))))
 
     def loops() -> list[float]:
         out = []
         for _ in range(LOOPS):
-            start = clock()
+            wait()
+            start = now()
             for _ in range(count):
                 call()
-            out.append(1e6 * (clock() - start) / count)
+            out.append(1e6 * (now() - start) / count)
+        wait()
         return out
 
     return loops

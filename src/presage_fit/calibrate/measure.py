@@ -10,12 +10,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from presage.measure.activity import GPU_CATEGORIES, export_trace, read_events
 
-REPEATS, WARM_UP = 4, 2
+REPEATS = 4
 LONG_CALL = 4e-3  # seconds; a longer call runs fewer times, so that the clock does not fall under it
 TOO_LONG = 1.5  # seconds; a call that takes longer is given up
 FLUSH_OP, FLUSH_BYTES = "aten::bitwise_not_", 1 << 27
@@ -36,8 +38,25 @@ class Flush:
         self.buffer.bitwise_not_()
 
 
+Turn = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def take_turn(file: Path) -> Iterator[None]:
+    """Waits until no other process on this machine holds the file, then holds it."""
+    import fcntl
+
+    with file.open("a") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
 def profile_batch(
-    torch: Any, calls: Sequence[tuple[str, Make]], flush: Flush, before: Callable[[str], None] = lambda _: None
+    torch: Any,
+    calls: Sequence[tuple[str, Make]],
+    flush: Flush,
+    before: Callable[[str], None] = lambda _: None,
+    turn: Turn = nullcontext,
 ) -> tuple[str, dict[str, str]]:
     """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run."""
     from torch.profiler import ProfilerActivity, profile
@@ -47,7 +66,7 @@ def profile_batch(
         for name, make in calls:
             before(name)
             try:
-                _run(torch, name, make(), flush)
+                _run(torch, name, make(), flush, turn)
             except Exception as e:  # one draw that torch refuses must not cost the others
                 failed[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
                 if "CUDA error" in failed[name] or "AcceleratorError" in failed[name]:
@@ -56,19 +75,30 @@ def profile_batch(
     return export_trace(prof), failed
 
 
-def _run(torch: Any, name: str, parts: Parts, flush: Flush) -> None:
+def _run(torch: Any, name: str, parts: Parts, flush: Flush, turn: Turn) -> None:
+    """Warms up and times a call. A first run chooses kernels, which takes the host long: it waits for no turn."""
+    _warm_up(torch, parts)
+    with turn():
+        spent = _warm_up(torch, parts)
+        _time(torch, name, parts, flush, REPEATS if spent < LONG_CALL else 2)
+
+
+def _warm_up(torch: Any, parts: Parts) -> float:
+    """Seconds of a run, from start to end."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for part in parts:
+        part()
+        torch.cuda.synchronize()
+        spent = time.perf_counter() - start
+        if spent > TOO_LONG:
+            raise RuntimeError(f"too slow to repeat: {spent:.2f} s so far")
+    return spent
+
+
+def _time(torch: Any, name: str, parts: Parts, flush: Flush, repeats: int) -> None:
     from torch.profiler import record_function
 
-    for _ in range(WARM_UP):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for part in parts:
-            part()
-            torch.cuda.synchronize()
-            spent = time.perf_counter() - start
-            if spent > TOO_LONG:
-                raise RuntimeError(f"too slow to repeat: {spent:.2f} s so far")
-    repeats = REPEATS if spent < LONG_CALL else 2
     for state in ("warm", "cold"):
         for k in range(repeats):
             with record_function(f"#{name}#{state}#{k}"):

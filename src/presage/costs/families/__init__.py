@@ -7,8 +7,8 @@ from presage.costs.families.common import KernelFamily, Law
 __all__ = ["BY_OP", "FAMILIES", "KernelFamily", "Law", "register_family"]
 
 MODULES = (
-    "gemm", "conv", "attention", "rnn", "pointwise", "copy", "reduce", "norm", "softmax", "embedding", "index", "sort",
-    "pool", "random", "optimizer", "factorize",
+    "gemm", "conv", "attention", "rnn", "pointwise", "copy", "reduce", "scan", "norm", "softmax", "embedding", "index",
+    "sort", "pool", "resample", "fft", "grouped", "random", "optimizer", "factorize",
 )  # fmt: skip
 FAMILIES: dict[str, KernelFamily] = {}
 BY_OP: dict[str, KernelFamily] = {}

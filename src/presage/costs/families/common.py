@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.rates import Rates
 from presage.files.reading import shipped_toml
+from presage.hardware import Gpu
 
 
 class Law(NamedTuple):
@@ -32,11 +33,14 @@ class KernelFamily:
     features: Callable[[Call, Law], Sequence[float]]
     rounds: int = 600
     leaves: int = 31
+    rate: float = 0.05  # of learning
+    bound: float = 0.1  # of ln(measured / law), beyond which an outlier pulls no harder; more where laws are rough
     computes: bool = False  # waits for its inputs, then works at the clock's pace; others stream
     parts: Callable[[Call], list[Call]] = lambda call: [call]  # the calls that an op is the sum of
     works: Callable[[Call], bool] = lambda _: False  # on every element, which takes power; others only move them
     at_once: Callable[[Call, float], float] = lambda *_: 1.0  # kernels side by side, given how many there are
     cold: Callable[[Law], float] = lambda _: 0.0  # least seconds with a cold cache, where the sweep cannot tell
+    from_memory: Callable[[Call, Gpu], float] = lambda *_: 1.0  # share of the law's bytes that this GPU's memory moves
 
 
 @cache

@@ -34,12 +34,15 @@ CODES = codes(
         "take",
         "index_fill_",
         "masked_scatter_",
+        "scatter_reduce_",
+        "scatter_reduce",
     )
 )
 ALIKE = {
     "aten::index_add": "aten::index_add_",
     "aten::scatter_add": "aten::scatter_add_",
     "aten::scatter": "aten::scatter_",
+    "aten::scatter_reduce": "aten::scatter_reduce_",
     "aten::index_put_": "aten::_index_put_impl_",
     "aten::take": "aten::index",
     "aten::index_fill_": "aten::index_copy_",
@@ -53,6 +56,7 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
     "rows": (0.937, 0.228, 0.0651, 0.278, 0.0, 0.0, 0.449, 0.0413),
     "scatter_": (1.06, 1.53, 0.0934, 1.68, 1.53, 0.0728, 0.00157, 0.094, 0.607, 0.0306),
     "scatter_add_": (1.28, 1.55, 0.0119, 2.45, 1.99, 0.703, 0.0, 0.0, 0.0, 0.0),
+    "scatter_reduce_": (1.28, 1.55, 0.0119, 2.45, 1.99, 0.703, 0.0, 0.0, 0.0, 0.0),
     "put, narrow": (5.19, 0.0, 0.0, 0.14, 0.0818, 0.0, 0.00138, 0.093, 0.0, 0.0),
     "put": (3.44, 0.224, 0.0, 0.456, 0.0507, 0.000109, 0.0, 0.295, 0.0, 0.0),
     "index_copy_": (1.54, 0.0, 0.0576, 2.06, 0.864, 0.0732, 0.000314, 0.0, 1.15, 0.0171),
@@ -90,7 +94,7 @@ def moved(call: Call) -> IndexedBytes:
         dim = int(call.number(1)) if x.sizes else 0
         count = index.sizes[dim] if len(index.sizes) == len(x.sizes) and index.sizes else count
         rows, before, columns = (x.sizes[dim] if x.sizes else 1), 1, elements // max(1, count)
-    adds = "add" in name or (name == "aten::_index_put_impl_" and call.number(3) > 0)
+    adds = "add" in name or "reduce" in name or (name == "aten::_index_put_impl_" and call.number(3) > 0)
     known = repeats(call, max(1, count), max(1, rows))
     return IndexedBytes(count, max(1, rows), max(1, before), max(1, columns), x.width, adds, *known)
 
@@ -173,4 +177,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=400, leaves=15)
+FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=15)

@@ -87,4 +87,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("sort", frozenset(CODES), law, features, rounds=200, leaves=7)
+FAMILY = KernelFamily("sort", frozenset(CODES), law, features, rounds=500, leaves=11)

@@ -11,7 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from presage_fit.calibrate.sweeps import convolution, dense, memory, norms, optimizers, pointwise, sparse
+from presage_fit.calibrate.sweeps import (
+    convolution,
+    dense,
+    layers,
+    memory,
+    nets,
+    norms,
+    optimizers,
+    pointwise,
+    sparse,
+    various,
+)
 from presage_fit.calibrate.sweeps.common import Parts
 
 __all__ = ["FAMILIES", "Family", "draw"]
@@ -27,7 +38,7 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     name: Family(*parts)
-    for module in (dense, convolution, pointwise, memory, norms, sparse, optimizers)
+    for module in (dense, convolution, pointwise, memory, norms, sparse, optimizers, nets, various, layers)
     for name, parts in module.FAMILIES.items()
 }
 

@@ -1,0 +1,121 @@
+"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's `conv_net` rows.
+
+    python -m presage_fit.workspaces data/h200_pack/conv_net.jsonl.gz src/presage/data/h200/workspace.npz
+
+A fifth of the draws (by number, seed 0) is held out: the score is theirs, and the trees that are written have not seen
+them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from presage.costs.families.conv import Conv, conv
+from presage.costs.kernel_files import write_arrays
+from presage.costs.trees import Trees
+from presage.memory.workspace_trees import COPIED, ROLES, UNIT, WorkspaceTrees, features, sizes
+from presage_fit.boosting import fit
+from presage_fit.kernel_models import from_leaf
+
+CONVERTS = ("ToNhwc", "ToNchw", "convertTensor", "tensorTransform", "AddPadding")  # kernels that copy whole tensors
+SLACK = 4096  # bytes: allocations are rounded, and small tables come with them
+HELD = 0.2
+SETTINGS: dict[str, Any] = {"rounds": 120, "leaves": 63, "rate": 0.1, "min_leaf": 5}
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWorkspace:
+    """A convolution, the bytes that it had at most besides its results, and which tensors were copied into them."""
+
+    draw: int
+    conv: Conv
+    nbytes: int
+    copied: tuple[int, int, int]
+
+    @property
+    def extra(self) -> int:
+        return max(0, self.nbytes - sum(a * b for a, b in zip(self.copied, sizes(self.conv), strict=True)))
+
+
+def read(path: Path) -> list[MeasuredWorkspace]:
+    with gzip.open(path, "rt") as lines:
+        return [m for draw, line in enumerate(lines) for m in _measured(draw, json.loads(line))]
+
+
+def _measured(draw: int, row: dict[str, Any]) -> Iterator[MeasuredWorkspace]:
+    params = row["p"]
+    for leaf, nbytes in zip(row["ops"], params["workspace"], strict=True):
+        c = conv(from_leaf(SimpleNamespace(**leaf), params))
+        converts = any(word in kernel for kernel, _ in leaf["kernels"] for word in CONVERTS)
+        yield MeasuredWorkspace(draw, c, nbytes, _copied(c, nbytes) if converts else (0, 0, 0))
+
+
+def _copied(c: Conv, nbytes: int) -> tuple[int, int, int]:
+    """The copies that explain most of a workspace: exactly if any do, else those that leave least."""
+
+    def left(taken: tuple[int, ...]) -> int:
+        return nbytes - sum(a * b for a, b in zip(taken, sizes(c), strict=True))
+
+    fits = [taken for taken in product((1, 0), repeat=3) if left(taken) >= -SLACK]
+    large, small, weights = min(fits, key=left)
+    return large, small, weights
+
+
+def fitted(rows: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
+    copied, extra = {}, {}
+    for number, role in enumerate(ROLES):
+        mine = [m for m in rows if m.conv.role == number and not m.conv.native]
+        x = np.array([features(m.conv) for m in mine], np.float32)
+        nbytes, taken = np.array([sizes(m.conv) for m in mine], float), np.array([m.copied for m in mine], float)
+        copied[role] = tuple(_whether(x, taken[:, k], nbytes[:, k]) for k in range(3))
+        y = np.log2(1 + np.array([m.extra for m in mine]) / UNIT)
+        extra[role] = fit(x, y, objective="regression_l1", **SETTINGS)
+    return WorkspaceTrees(copied, extra)
+
+
+def _whether(x: npt.NDArray[np.float32], taken: Floats, nbytes: Floats) -> Trees:
+    """Trees for whether a tensor is copied; large ones count more, none at all do not count."""
+    some = nbytes > 0
+    return fit(x[some], taken[some], np.sqrt(nbytes[some]), **SETTINGS)
+
+
+def scored(trees: WorkspaceTrees, rows: Sequence[MeasuredWorkspace]) -> str:
+    """Errors as shares of the convolution's tensors, for each role."""
+    lines = []
+    for number, role in enumerate(ROLES):
+        mine = [m for m in rows if m.conv.role == number and not m.conv.native]
+        found = np.array(trees.predict([m.conv for m in mine]), float)
+        off = np.abs(found - np.array([m.nbytes for m in mine]))
+        tensors = np.array([sum(m.conv.sides) for m in mine])
+        close, mean = np.mean(off < 0.05 * tensors), np.mean(off / tensors)
+        share = off.sum() / tensors.sum()
+        lines.append(f"{role}: {len(mine)} held out, {close:.1%} within 5%, mean {mean:.3f}, bytes {share:.3f}")
+    return "\n".join(lines)
+
+
+def main(source: str, target: str) -> None:
+    rows = read(Path(source))
+    held = np.random.default_rng(0).random(1 + max(m.draw for m in rows)) < HELD
+    trees = fitted([m for m in rows if not held[m.draw]])
+    arrays: dict[str, Any] = {}
+    for role in ROLES:
+        for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
+            arrays |= one.to_arrays(f"{role}.{name}")
+    write_arrays(Path(target), arrays, {"source": Path(source).name, "draws": len(held), "held out": int(held.sum())})
+    print(scored(trees, [m for m in rows if held[m.draw]]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
