@@ -25,12 +25,11 @@ from presage.costs.collectives.law import (
     Laws,
     ProtocolCost,
     law_seconds,
-    paths,
     protocol_costs,
     terms,
-    tier_sizes,
 )
 from presage.costs.collectives.model import CollectiveParameters
+from presage.costs.collectives.paths import paths, tier_sizes
 from presage.files import write_whole
 from presage.hardware import Platform
 
@@ -87,7 +86,7 @@ def _row(r: MeasuredCollective) -> tuple[str, list[float]]:
     nominal = {links[0].fabric: START, ANY: START}
     taken = _taken(protocol_costs(r.op, r.group, r.platform, nominal), r.nbytes)
     path, protocol = found[taken]
-    hops, _, wire, _, own, root, _ = terms(path, protocol, links, sizes, r.op)
+    hops, wire, own, root = terms(path, links, sizes, r.op)
     scaled = [US, hops, wire * r.nbytes, own * r.nbytes, root * r.nbytes**0.5]
     return protocol, [v / r.seconds for v in scaled]
 

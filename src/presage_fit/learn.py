@@ -18,13 +18,15 @@ from presage.costs.families import FAMILIES
 from presage.costs.learned_files import HOST_FILE, fingerprint, models_like, write_learned
 from presage.costs.learned_kernels import CALIBRATED_SCALE, Floats, LearnedCorrection, StepCalls, joined, step_calls
 from presage.errors import InputError, PresageError
-from presage.files import write_whole
+from presage.files import check_new_folder, write_whole
+from presage.files.reading import read_toml
 from presage.files.writing import PART
 from presage.graph.graph import Graph
 from presage.hardware import gpu
 from presage.prediction.machine import Machine, kernel_times, machine
 from presage.text import percent
 from presage.traces import kineto
+from presage.traces.overhead_factors import overheads_of, traced_factors
 from presage.traces.overheads import extract, overheads, pool
 from presage.traces.trace_graph import trace_graphs
 from presage.traces.trace_set import kind
@@ -207,8 +209,7 @@ def learn_pack(
     paths: Sequence[Path], out: Path, wanted: str | None = None, like: str | None = None, tell: Tell = lambda _: None
 ) -> LearnedPack:
     """Learn from traces and write the pack, whole or not at all. A folder that is there is not added to."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise PresageError(f"{out}: is there already; name a new folder (to add traces, give all of them again)")
+    check_new_folder(out)
     if len({p.resolve() for p in paths}) < len(paths):
         raise PresageError("one trace is given twice: its calls would count twice")
     name, base = common_gpu(paths, wanted, like)
@@ -232,12 +233,21 @@ def _write(pack: LearnedPack, paths: Sequence[Path], models: CalibratedKernels) 
     try:
         part.mkdir(parents=True)
         write_learned(part, pack.correction, header)
-        overheads(pool([extract(kineto.read(p, ignore=["*"]), 1) for p in paths])).to_toml(part / HOST_FILE)
+        _write_host(part / HOST_FILE, paths)
         os.replace(part, pack.out)
     except OSError as e:
         raise PresageError(f"{pack.out}: cannot be made: {e.strerror or e}") from e
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_host(path: Path, traces: Sequence[Path]) -> None:
+    """Host overheads, where the traces have enough of them to tell the host's pace."""
+    overheads(pool([extract(kineto.read(t, ignore=["*"]), 1) for t in traces])).to_toml(path)
+    try:
+        traced_factors(path, overheads_of(path, read_toml(path)))
+    except InputError:
+        path.unlink()
 
 
 def command(paths: Sequence[Path], args: Any, tell: Tell) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,18 @@ def measured_platform(logs: Sequence[Path], base: str) -> MeasuredPlatform:
     for c in curves:
         if c.per_domain > here.domain:
             raise PresageError(f"--platform {base} has {here.domain} GPUs in a domain, and the log {c.per_domain}")
+    curves = [replace(c, per_domain=_near(here, c)) for c in curves]
     known = {(c.op, c.ranks, c.per_domain) for c in here.measured}
     for c in curves:
         if (c.op, c.ranks, c.per_domain) in known:
             raise InputError(file, f"has {c.op} on {c.ranks} ranks already: give the platform it was made of")
     text = "\n".join([file.read_text().rstrip("\n"), *(_toml(c) for c in curves)]) + "\n"
     return MeasuredPlatform(here, tuple(curves), text)
+
+
+def _near(here: Platform, curve: MeasuredCurve) -> int:
+    """Ranks of a curve in a domain, which may be several hosts."""
+    return RankGroup.on_nodes(here, curve.ranks, curve.ranks // curve.per_domain).per_domain
 
 
 def _merged(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:

@@ -3,8 +3,11 @@
 `time`: of every curve (gpu, nodes, n_gpus, op, source) the sizes in order, every third of them left out (index % 3
 == 2), and predicted from a fit of laws and corrections on the other sizes of the file; `interpolated` the same by a
 straight line between neighbours on logarithmic axes, a baseline. `gpu_left_out`: every row of a GPU from a fit without
-any of that GPU's. `shipped`: presage as it ships, without a fit on this file. `repeated`: the measurements of one size
-against their median, the floor below which no model can go.
+any of that GPU's; `links_left_out`: every row within a domain from a fit without any GPU of its generation of links.
+`ranks_left_out`: every row within a domain from a fit without that GPU's groups of as many ranks.
+`nodes_left_out`: every row over several domains from what ships, less all that was measured over several domains of any
+platform. `shipped`: presage as it ships, without a fit on this file. `repeated`: the measurements of one size against
+their median, the floor below which no model can go.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ import numpy as np
 
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import OPS, RankGroup
-from presage.costs.collectives.model import CollectiveParameters
+from presage.costs.collectives.model import CollectiveParameters, shipped_parameters
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
-from presage.hardware import Platform, platform
+from presage.hardware import Platform, cluster, platform
 from presage_fit.collectives import MeasuredCollective, fit
 from presage_validation.score import AccuracyResult, Row, Skipped, in_turn
 
@@ -38,6 +41,12 @@ def score_collectives(path: str | Path, tell: Tell = lambda _: None) -> Accuracy
     rows = list(_thirds(entries))
     for gpu in in_turn(dict.fromkeys(e.gpu for e in entries), tell, lambda gpu: f"{gpu} left out"):
         rows += _left_out(entries, gpu)
+    for fabric in in_turn(dict.fromkeys(map(_fabric, entries)), tell, lambda fabric: f"{fabric} left out"):
+        rows += _links_left_out(entries, fabric)
+    sizes = dict.fromkeys((e.gpu, e.row.group) for e in entries if e.row.group.domains == 1)
+    for gpu, group in in_turn(sizes, tell, lambda size: f"{size[1].ranks} ranks of {size[0]} left out"):
+        rows += _ranks_left_out(entries, gpu, group)
+    rows += _nodes_left_out(entries)
     rows += _shipped(entries)
     rows += _repeated(entries)
     return AccuracyResult("collectives", str(path), tuple(rows), tuple(skipped), counted="time")
@@ -103,6 +112,43 @@ def _left_out(entries: Sequence[Entry], gpu: str) -> Iterator[Row]:
         yield Row("gpu_left_out", gpu, e.name, _predicted(models, found, unseen), e.row.seconds)
 
 
+def _fabric(entry: Entry) -> str:
+    return entry.row.platform.links[0].fabric
+
+
+def _links_left_out(entries: Sequence[Entry], fabric: str) -> Iterator[Row]:
+    others = [e.row for e in entries if _fabric(e) != fabric]
+    if not any(r.group.domains == 1 for r in others):
+        return
+    found, models = fit(others), dict[Platform, Collectives]()
+    for e in (e for e in entries if _fabric(e) == fabric and e.row.group.domains == 1):
+        yield Row("links_left_out", fabric, e.name, _predicted(models, found, e.row), e.row.seconds)
+
+
+def _ranks_left_out(entries: Sequence[Entry], gpu: str, group: RankGroup) -> Iterator[Row]:
+    kept = [e.row for e in entries if (e.gpu, e.row.group) != (gpu, group)]
+    if not any(r.group.domains == 1 for r in kept):
+        return
+    found, models = fit(kept), dict[Platform, Collectives]()
+    for e in entries:
+        if (e.gpu, e.row.group) == (gpu, group):
+            predicted = _predicted(models, found, e.row)
+            yield Row("ranks_left_out", f"{gpu} {group.ranks} ranks", e.name, predicted, e.row.seconds)
+
+
+def _nodes_left_out(entries: Sequence[Entry]) -> Iterator[Row]:
+    found, models = _one_domain(shipped_parameters()), dict[Platform, Collectives]()
+    for e in (e for e in entries if e.row.group.domains > 1):
+        predicted = _predicted(models, found, e.row)
+        yield Row("nodes_left_out", f"{e.gpu}, {e.row.group.domains} nodes", e.name, predicted, e.row.seconds)
+
+
+def _one_domain(fitted: CollectiveParameters) -> CollectiveParameters:
+    """Parameters without the corrections of groups over several domains."""
+    curves = {key: c for key, c in fitted.corrections.curves.items() if key[2].domains == 1}
+    return CollectiveParameters(fitted.laws, replace(fitted.corrections, curves=curves))
+
+
 def _shipped(entries: Sequence[Entry]) -> Iterator[Row]:
     for e in entries:
         model = Collectives.of(e.row.platform)
@@ -120,7 +166,8 @@ def _repeated(entries: Sequence[Entry]) -> Iterator[Row]:
 
 # Tables of measured collectives, as nccl-tests measures them.
 #
-# CSV with the columns gpu, nodes, n_gpus, op, bytes and time_us; source and others may be there.
+# CSV with the columns gpu, nodes, n_gpus, op, bytes and time_us; source and others may be there. Where network_gbps (of
+# a node) and fabric are given, the network between nodes is that one.
 
 COLUMNS = ("gpu", "nodes", "n_gpus", "op", "bytes", "time_us")
 # What tables call a GPU, and the platform whose links it has, which may be another GPU's: the first that fits.
@@ -139,6 +186,7 @@ NAMES = (
     (r"a100", "dgx-a100"),
     (r"mi300", "mi300x-ib"),
     (r"gv100", "4xgv100"),
+    (r"dgx-2", "dgx-2"),
     (r"v100", "dgx-1-v100"),
     (r"l40s", "8xl40s"),
     (r"\bl4\b|\bl4_", "8xl4"),
@@ -162,6 +210,29 @@ def platform_of(gpu: str) -> Platform:
     if key is not None:
         return platform(key)
     raise PresageError(f"no platform for the GPU name {gpu!r}")
+
+
+# What spans domains has its own network: GPUs that share links within a domain may not share the network's.
+OWN_NETWORK = ((r"gb300", "gb300-nvl72"), (r"b300", "dgx-b300"))
+
+
+def _networked(here: Platform, line: dict[str, str]) -> Platform:
+    """The platform with the network between nodes that a row is of."""
+    several = int(_number(line, "nodes")) > 1
+    if several and line.get("network_gbps"):
+        node = min(here.domain, 8)
+        return _other_network(here, node, _number(line, "network_gbps"), line.get("fabric") or "infiniband", line)
+    keys = (key for pattern, key in OWN_NETWORK if several and re.search(pattern, line["gpu"].lower()))
+    key = next(keys, None)
+    return platform(key) if key else here
+
+
+def _other_network(here: Platform, node: int, gbps: float, fabric: str, line: dict[str, str]) -> Platform:
+    found = cluster(here.gpu, node, gbps, fabric=fabric, domain=here.domain)
+    if not line.get("latency_us"):
+        return found
+    far = replace(found.links[-1], latency=_number(line, "latency_us") * 1e-6)
+    return replace(found, key=f"{found.key}-{line['latency_us']}us", links=(*found.links[:-1], far))
 
 
 def read_rows(path: Path) -> tuple[list[Entry], list[Skipped]]:
@@ -195,23 +266,15 @@ def _entry(line: dict[str, str]) -> Entry:
     op = SPELLINGS.get(re.sub(r"[^a-z]|perf", "", line["op"].lower()))
     if op is None:
         raise PresageError(f"no model of the collective {line['op']!r}")
-    here = platform_of(line["gpu"])
+    here = _networked(platform_of(line["gpu"]), line)
     nodes, ranks, nbytes, us = (_number(line, c) for c in ("nodes", "n_gpus", "bytes", "time_us"))
     if nodes < 1:
         raise PresageError(f"nodes {nodes:g} is out of range")
     if ranks < 2:
         raise PresageError("one rank has nobody to talk to")
-    row = MeasuredCollective(here, op, group_of(here, int(ranks), int(nodes)), nbytes, us * 1e-6)
+    row = MeasuredCollective(here, op, RankGroup.on_nodes(here, int(ranks), int(nodes)), nbytes, us * 1e-6)
     what = (line["gpu"], line["nodes"], line["n_gpus"], op)
     return Entry(row, f"{' '.join(what)} {int(nbytes)}", line["gpu"], (*what, line.get("source") or ""))
-
-
-def group_of(here: Platform, ranks: int, nodes: int) -> RankGroup:
-    """Nodes of one NVLink domain are close; others are not."""
-    whole = here.links[0].topology == "switch" and here.domain >= ranks and here.domain > 8
-    if whole or (nodes == 1 and ranks <= here.domain):
-        return RankGroup(ranks, ranks)
-    return RankGroup(ranks, min(max(ranks // nodes, 1), here.domain))
 
 
 def _number(line: dict[str, str], column: str) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from presage.cli import complete
-from presage.cli.options import Json, RayAddress, Workers
+from presage.cli.options import HostName, Json, RayAddress, Workers
 from presage.cli.output import bar, console, emit, print_brief
 
 if TYPE_CHECKING:
@@ -43,18 +43,23 @@ class Claim:
     user_code: bool = False  # imports what a user wrote, and torch
     workers: int = 1  # at least
     needs_rows: bool = False  # it is an error if all that was given had to be left out
+    host: bool = False  # the scorer takes a host
 
-    def score(self, kind: str, paths: list[Path], tell: Tell, pool: Any) -> ClaimResult:
+    def score(self, kind: str, paths: list[Path], tell: Tell, pool: Any, host: str | None = None) -> ClaimResult:
         """Run the scorer on the paths."""
         from presage.errors import PresageError
 
         if self.paths and len(paths) not in self.paths:
             count = ("one path", "two paths", "three paths")[self.paths[0] - 1]
             raise PresageError(f"accuracy {kind} takes {count}: {self.data}")
+        if host is not None and not self.host:
+            takers = ", ".join(name for name, claim in CLAIMS.items() if claim.host)
+            raise PresageError(f"accuracy {kind} takes no --host: only {takers} does")
         module, _, function = self.scorer.partition(":")
         score = getattr(import_module(f"presage_validation.{module}"), function)
         given = paths if self.paths else [paths]
-        result: ClaimResult = score(*given, tell=tell, **({"pool": pool} if self.pool else {}))
+        options = ({"pool": pool} if self.pool else {}) | ({"host": host} if host is not None else {})
+        result: ClaimResult = score(*given, tell=tell, **options)
         return result
 
 
@@ -66,7 +71,7 @@ CLAIMS = {
     ),
     "workloads": Claim(
         "WORKLOADS.py MEASURED.json [TRACES_DIR]", "steps from code", "workloads:score_workloads", (2, 3),
-        user_code=True,
+        user_code=True, host=True,
     ),
     "et": Claim(
         "WORKLOADS.py ET_DIR [MEASURED.json]", "steps from execution traces", "execution_traces:score_execution_traces",
@@ -99,8 +104,12 @@ CLAIMS = {
         "WORKLOADS.py RUNS.csv", "published multi-GPU runs, from code", "ranks:score_ranks", (2,), user_code=True,
         workers=2,
     ),
-    "runs": Claim("RUNS.csv", "published training runs, from their configs", "runs:score_runs", (1,)),
+    "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
+    "jobs": Claim(
+        "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,
+        needs_rows=True,
+    ),
     "stragglers": Claim(
         "TABLE.csv...", "step times from tables of operations", "stragglers:score_stragglers", (), "straggler_tables",
         needs_rows=True,
@@ -128,6 +137,7 @@ def command(
     kind: Kind,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="The data: files or folders.")],
     out: Out = None,
+    host: HostName = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     json: Json = None,
@@ -138,7 +148,7 @@ def command(
         kind = "labels"
     claim = _claim(kind, workers > 1 or ray is not None)
     with _progress() as tell, open_pool(max(workers, 1 if ray else claim.workers), ray, fresh=claim.user_code) as pool:
-        result = claim.score(kind, paths, tell, pool)
+        result = claim.score(kind, paths, tell, pool, host)
     value = result.to_json()
     if claim.needs_rows and not value["n"]:
         _raise_nothing_scored(result.skipped)

@@ -37,6 +37,7 @@ class Tape:
     forward: list[tuple[Call, int]] = field(default_factory=list)
     backward: list[tuple[Call, int]] = field(default_factory=list)
     kept: list[tuple[float, int]] = field(default_factory=list)  # bytes that the way back needs, and how often
+    weights: list[tuple[float, int]] = field(default_factory=list)  # bytes of parameters, each with a gradient as large
     waiting: list[tuple[int, int]] = field(default_factory=list)  # ops that are issued while the GPU idles
     scattered: list[tuple[int, int]] = field(default_factory=list)  # bytes read one number here, one there
 
@@ -49,6 +50,16 @@ class Tape:
     def allocations(self) -> float:
         """How often memory is asked for from the driver, where none was there before."""
         return sum(n * (1.0 if b >= OWN else b / POOLS[b < POOLED]) for b, n in self.kept)
+
+    @property
+    def given_back(self) -> float:
+        """Bytes of the forward pass that the driver has back before the next one."""
+        return sum(b * n for b, n in self.kept)
+
+    @property
+    def held(self) -> float:
+        """Bytes that stay from pass to pass: parameters and their gradients."""
+        return 2.0 * sum(b * n for b, n in self.weights)
 
     @property
     def exposed(self) -> int:
@@ -110,6 +121,7 @@ class Tape:
 
     def added(self, elements: int) -> None:
         """A gradient added to one that is there."""
+        self.weights.append((FLOAT * elements, self.times))
         self.back(Call("aten::add_", (dense(elements), dense(elements), 1)))
 
     def residual(self, elements: int) -> None:

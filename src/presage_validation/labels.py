@@ -5,13 +5,14 @@ with an empty cache of memory: not the sum of the ops' times listed beside it, w
 (sums are 0.59 to 1.54 of labels). So a pass is the sum of its kernels, or, forward, the time the host needs to issue
 them and to ask the driver for memory again, if that is longer. The loss is not timed, its gradient is.
 
-Nothing is fitted on labels or on the times of their ops. Float32 products come from NeuSight's train tables (A100
-40 GB, P100, T4, V100) and our H200 (costs/single.py, costs/vector.py), other kernels from our H200 (costs/transfer.py):
-H100, L4 and A100 80 GB are in no fit. But they are not unseen: which effects are modelled at all was decided over about
-ten rounds with these labels in view, Ada's energy among them (docs/labels.md has the errors without these choices), so
-only cases that are not in the file tell how well it does. An allocation takes what it does in published traces. For it
-belongs to a machine and not to its GPU, `train_machine` takes it from the other cases of the same GPU, never from the
-one that is scored.
+Of kernels nothing is fitted on labels or on the times of their ops. Float32 products come from NeuSight's train tables
+(A100 40 GB, P100, T4, V100) and our H200 (costs/single.py, costs/vector.py), other kernels from our H200
+(costs/transfer.py): H100, L4 and A100 80 GB are in no fit. But they are not unseen: which effects are modelled at all
+was decided over about ten rounds with these labels in view, Ada's energy among them (docs/labels.md has the errors
+without these choices), so only cases that are not in the file tell how well it does. An allocation takes what it does
+in published traces. For it belongs to a machine and not to its GPU, `train_machine` takes it from the other cases of
+the same GPU, never from the one that is scored. The rate at which drivers wipe memory is taken from cases of other
+architectures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from presage.costs.calibrated_kernels import CalibratedKernels, call_times
@@ -31,6 +33,7 @@ from presage.files.reading import read_json
 from presage.hardware import Gpu, gpu
 from presage.pool.pool import SERIAL, Pool
 from presage_validation.label_models import NETS, LabelCase, tape
+from presage_validation.label_ops import Tape
 from presage_validation.score import AccuracyResult, Row, Skipped, run_cases
 
 FILE = "labels.json"
@@ -38,6 +41,7 @@ MS = 1e-3
 ISSUE = 1e-5  # seconds of the host for an op that launches
 ALLOCATION = 2.5e-4  # seconds of a cudaMalloc: median in public traces where it is short, 2080 Ti to B200
 HOST_BOUND = 1.1  # of the kernels' time, above which the host is taken to have set the pace
+SCRUB_QUICKLY = ("Hopper", "Blackwell")  # copy engines with a way of their own to wipe memory
 SECTOR = 8  # numbers that memory hands over at once
 MODES = {"train": True, "inf": False}
 MOST = 1 << 20  # of a batch, of a sequence
@@ -69,12 +73,14 @@ class Pass:
     waits: float  # the GPU idles while ops are issued one by one
     issue: float
     allocations: float  # how many
+    wiped: float = 0.0  # bytes that the driver has to wipe before it can hand them out again
 
-    def way_forward(self, allocation: float = ALLOCATION) -> float:
-        return max(self.forward + self.waits, self.issue + self.allocations * allocation)
+    def way_forward(self, allocation: float = ALLOCATION, wiping: float = float("inf")) -> float:
+        """`wiping`: bytes a second."""
+        return max(self.forward + self.waits, self.issue + self.allocations * allocation, self.wiped / wiping)
 
-    def seconds(self, allocation: float = ALLOCATION) -> float:
-        return self.way_forward(allocation) + self.backward
+    def seconds(self, allocation: float = ALLOCATION, wiping: float = float("inf")) -> float:
+        return self.way_forward(allocation, wiping) + self.backward
 
 
 def score_labels(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
@@ -94,13 +100,16 @@ def _predicted(label: Label) -> Pass:
 def _rows(label: Label, p: Pass, all_: list[tuple[Label, Pass]]) -> Iterator[Row]:
     case = label.case
     metric = "train" if case.train else "fusion" if case.fused else "inference"
-    row = Row(metric, label.gpu.key, label.name, p.seconds(), label.seconds, (label.model,))
+    elsewhere = [(o, q) for o, q in all_ if o.gpu.architecture != label.gpu.architecture]
+    rate = wiping(elsewhere)
+    row = Row(metric, label.gpu.key, label.name, p.seconds(wiping=rate), label.seconds, (label.model,))
     yield row
     if case.train:
         others = [(o, q) for o, q in all_ if o.gpu.key == label.gpu.key and o.case.train and o is not label]
-        yield replace(row, metric="train_machine", predicted=p.seconds(allocation(others)))
+        own = wiping(others) if wiping(others) < float("inf") else rate
+        yield replace(row, metric="train_machine", predicted=p.seconds(allocation(others), own))
         if 0.0 < label.forward < label.seconds:
-            yield replace(row, metric="train_forward", predicted=p.way_forward(), measured=label.forward)
+            yield replace(row, metric="train_forward", predicted=p.way_forward(wiping=rate), measured=label.forward)
             back = label.seconds - label.forward
             yield replace(row, metric="train_backward", predicted=p.backward, measured=back)
 
@@ -116,6 +125,13 @@ def allocation(others: Iterable[tuple[Label, Pass]]) -> float:
     return max(0.0, least if bound else min(least, ALLOCATION))
 
 
+def wiping(others: Iterable[tuple[Label, Pass]]) -> float:
+    """Bytes a second at which the drivers of these cases wipe memory: the middle of those whose way forward took much
+    longer than its kernels while there was memory to be wiped. Without one, they do so in no time."""
+    found = [p.wiped / o.forward for o, p in others if p.wiped and o.forward > HOST_BOUND * (p.forward + p.waits)]
+    return median(found) if found else float("inf")
+
+
 # ---- predictions
 
 
@@ -127,7 +143,22 @@ def predict(case: LabelCase, chip: Gpu) -> Pass:
     ease = power_relief(chip, products, others)
     ways = [ease * p + o for p, o in (forward, backward)]
     again = sum(n * nbytes for nbytes, n in ran.scattered if nbytes > chip.l2) * (SECTOR - 1) / models.rates.bandwidth
-    return Pass(ways[0] + again, ways[1], ran.exposed * ISSUE, ran.launches * ISSUE, ran.allocations)
+    host = ran.exposed * ISSUE, ran.launches * ISSUE, ran.allocations
+    return Pass(ways[0] + again, ways[1], *host, _wiped(ran, chip))
+
+
+def _wiped(ran: Tape, chip: Gpu) -> float:
+    """What the next pass needs of the memory that one gave back: beyond what neither of them and nothing else holds.
+
+    Drivers wipe memory that was given back before anyone gets it again, one copy engine's work: AMD's by a flag on all
+    memory of compute (AMDGPU_GEM_CREATE_VRAM_WIPE_ON_RELEASE), NVIDIA's in its allocator of physical memory, which
+    waits for its scrubber when nothing else is left (scrubCheckAndWaitForSize). Copy engines have a way of their own to
+    do so from Hopper on (LAUNCH_DMA_MEMORY_SCRUB_ENABLE), which is taken to cost nothing.
+    """
+    if chip.architecture in SCRUB_QUICKLY:
+        return 0.0
+    untouched = chip.memory - ran.held - ran.given_back
+    return max(0.0, ran.given_back - max(0.0, untouched))
 
 
 @lru_cache(16)

@@ -144,9 +144,9 @@ class _Rates:
             of = r.name.partition(" from ")[0]
             kinds = "ranks" if ONE_RUN in r.also else "runs"
             for than in STARTS:
-                self.better.setdefault(f"pairs_better_than_{than}_{kinds}", []).append(
-                    abs(r.error) < alone[f"{than}_0", of]
-                )
+                nearer = abs(r.error) < alone[f"{than}_0", of]
+                self.better.setdefault(f"pairs_better_than_{than}_{kinds}", []).append(nearer)
+                self.better.setdefault(f"pairs_better_than_{than}_{r.group.split(' ')[-1]}", []).append(nearer)
 
     def found(self) -> dict[str, float]:
         out = {name: float(np.mean(seen)) for name, seen in sorted(self.better.items())}

@@ -27,6 +27,7 @@ KINDS = {
     "dense": ("transformer jobs", "step_time_left_out", "dense"),
     "moe": ("mixture-of-experts jobs", "step_time_left_out", "MoE"),
     "recommendation": ("recommendation jobs with HugeCTR", "step_time_recommendation", ""),
+    "recommendation_pcie": ("recommendation jobs on GPUs without NVLink", "step_time_recommendation_pcie", ""),
     "ranks": ("captured steps on several GPUs", "step_time", ""),
 }
 HEAD = """\

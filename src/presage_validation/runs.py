@@ -9,15 +9,15 @@ own: another kind of job (see docs/sharding.md), with no part in the fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from presage.configs.frameworks import Framework, Overlap, framework, overlap_of
+from presage.configs.frameworks import GRAPHED, Framework, Overlap, framework, overlap_of
 from presage.configs.job import Job, Recompute
 from presage.configs.models import preset_fields, preset_key, transformer_from_fields
-from presage.configs.transformer import Experts, Transformer
+from presage.configs.transformer import CLAMPED, Experts, Transformer
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.memory import job_memory
@@ -37,18 +37,37 @@ COLUMNS = (
     "step_time_s_derived", "notes",
 )  # fmt: skip
 GIB = 1024.0**3
+SAME = ("source_key", "model", "gpu", "n_gpus", "tp", "pp", "vpp", "ep", "micro_batch", "global_batch", "a2a_overlap")
 PIECE = 16  # rows in one piece of work
 SCALES = ((8, "1-8 GPUs"), (64, "9-64 GPUs"), (512, "65-512 GPUs"), (2048, "513-2048 GPUs"))
 
 
-def score_runs(path: str | Path, tell: Tell = lambda _: None, pool: Pool = SERIAL) -> AccuracyResult:
-    """Score the rows of a table of public runs."""
-    pieces = cut_evenly(list(read_table(Path(path), COLUMNS)), PIECE)
-    done, skipped = run_cases(_scored, (), tell, _format_row, pool, pieces)
+def score_runs(
+    paths: str | Path | Sequence[str | Path], tell: Tell = lambda _: None, pool: Pool = SERIAL
+) -> AccuracyResult:
+    """Score the rows of a table of public runs, or of several."""
+    given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    table = [numbered for path in given for numbered in read_table(Path(path), COLUMNS)]
+    done, skipped = run_cases(_scored, (), tell, _format_row, pool, cut_evenly(table, PIECE))
     rows = [r for _, (rows, _) in done for r in rows]
     refused = sum(not fits for _, (_, fits) in done)
     rates = {"runs called out of memory": refused / max(1, sum(r.metric == "step_time" for r in rows))}
-    return AccuracyResult("runs", str(path), tuple(rows), tuple(skipped), rates)
+    signs = comparison_signs(table, rows)
+    if signs:
+        rates[f"dispatcher comparisons of the right sign ({len(signs)})"] = sum(signs) / len(signs)
+    return AccuracyResult("runs", " ".join(map(str, given)), tuple(rows), tuple(skipped), rates)
+
+
+def comparison_signs(table: Sequence[tuple[int, Mapping[str, str]]], rows: Sequence[Row]) -> list[bool]:
+    """For each pair of runs that differ in their dispatcher alone, whether the faster one is predicted to be."""
+    said = {(row["source_key"], f"line {line}"): row for line, row in table if row.get("ep_dispatcher")}
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for r in rows:
+        row = said.get((r.group, r.name.partition(":")[0])) if r.metric == "step_time_left_out" else None
+        if row is not None:
+            alike.setdefault(tuple(row.get(c, "") for c in SAME), []).append(r)
+    pairs = [(a, b) for some in alike.values() for i, a in enumerate(some) for b in some[i + 1 :]]
+    return [(a.predicted < b.predicted) == (a.measured < b.measured) for a, b in pairs]
 
 
 def _format_row(numbered: tuple[int, Mapping[str, str]]) -> str:
@@ -137,7 +156,7 @@ def job_of_run(row: TableRow) -> Job:
         global_batch=whole,
         parallel=parallel,
         precision=precision_of(row["precision"]),
-        recompute=replace(recompute_of(row["recompute"]), offload=_offloaded(row, model)),
+        recompute=replace(recompute_of(_recompute_text(row)), offload=_offloaded(row, model)),
         overlap=overlap_of_run(row, software, parallel),
         framework=replace(software, host="graph") if _summed(row) else software,
         optimizer="none" if _summed(row) else "adam",
@@ -186,6 +205,8 @@ def model_of(row: TableRow) -> Transformer:
         raise PresageError(f"latent attention, but the sizes of {row['model']} are not known")
     dim = like.head_dim if like and like.heads == heads else hidden // heads
     activation = ACTIVATIONS.get(row["mlp_type"].split("+")[0], "gelu")
+    if like and like.activation == CLAMPED and activation == "swiglu":  # a table's word for both
+        activation = CLAMPED
     usual = like or _like_others(hidden, heads, dim, activation)
     layers = count(row, "layers", most=LAYERS)
     return replace(
@@ -238,8 +259,7 @@ def framework_of(row: TableRow, chip: Gpu) -> Framework:
         found = framework("torchtitan-eager" if "fsdp" in row["fsdp_zero"] else "megatron-core", chip)
     if re.search(r"cuda graph full", row["notes"]):
         found = replace(found, host="graph")
-    said = bool(re.search(r"dispatcher (hybridep|deepep)", row["notes"]))
-    found = replace(found, fused_dispatch=said, two_step_dispatch=said)
+    found = replace(found, dispatcher=_dispatcher(row), graphs=_graphs(row["notes"]))
     if _bare(row):
         found = replace(found, async_backward=False)
     if "titan" in text and re.search(r"2024", row.get("source_file", "")):  # its loss was not compiled then
@@ -247,9 +267,23 @@ def framework_of(row: TableRow, chip: Gpu) -> Framework:
     return found
 
 
+def _dispatcher(row: TableRow) -> str:
+    """How tokens reach experts: a column of its own, or a note; else Megatron-Core's default."""
+    said = re.search(r"dispatcher (hybridep|deepep|allgather|alltoall)", row["notes"])
+    name = row.get("ep_dispatcher", "") or (said[1] if said else "alltoall")
+    return "uccl-ep" if name == "deepep" and row.get("ep_transport", "").startswith("UCCL") else name
+
+
+def _graphs(notes: str) -> tuple[str, ...]:
+    """The parts of a layer that are CUDA graphs."""
+    said = re.search(r"cuda graph (?:transformer_engine|local)/\[([^\]]*)\]", notes)
+    return tuple(part for part in GRAPHED if said and f"'{part}'" in said[1])
+
+
 def _bare(row: TableRow) -> bool:
     """Whether nothing is sent beside compute."""
-    return bool(re.search(r"no overlap|overlap off", f"{row['framework']} {row['notes']}".lower()))
+    said = re.sub(r"(a2a|shared-expert) overlap off", "", f"{row['framework']} {row['notes']}".lower())
+    return bool(re.search(r"no overlap|overlap off", said))
 
 
 def precision_of(text: str) -> str:
@@ -268,6 +302,11 @@ def _offloaded(row: TableRow, model: Transformer) -> float:
     """The share of layers whose activations wait in the host's memory."""
     said = re.search(r"cpu_offload (\d+) layers", row["notes"])
     return min(1.0, int(said[1]) / model.layers) if said else 0.0
+
+
+def _recompute_text(row: TableRow) -> str:
+    """What a row says of recomputation; where its page and its recipe disagree, the recipe."""
+    return row.get("recompute_from_recipe") or row["recompute"]
 
 
 def recompute_of(text: str) -> Recompute:
@@ -350,4 +389,9 @@ def overlap_of_run(row: TableRow, software: Framework, parallel: ParallelPlan) -
     usual = overlap_of(software.key)
     tensor = (usual.tensor or "async tp" in text or "asynctp" in text) and "vanilla tp" not in text
     pipeline = usual.pipeline or parallel.virtual > 1
-    return replace(usual, tensor=tensor, pipeline=pipeline, experts="a2a overlap" in text)
+    return replace(usual, tensor=tensor, pipeline=pipeline, experts=_exchanges_overlap(row, text))
+
+
+def _exchanges_overlap(row: TableRow, text: str) -> bool:
+    said = row.get("a2a_overlap", "")
+    return said == "on" if said else "a2a overlap" in text

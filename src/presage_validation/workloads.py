@@ -8,7 +8,7 @@ no overheads at all (the sum of the kernels), with the host model's, and with th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -73,26 +73,33 @@ def score_workloads(
     tell: Callable[[str], None] = lambda _: None,
     gpu: str = "h200",
     pool: Pool = SERIAL,
+    host: str | None = None,
 ) -> AccuracyResult:
-    """Capture every measured case of a workloads file and predict its step and its peak memory."""
+    """Capture every measured case of a workloads file and predict its step and its peak memory; `host`: the file or
+    name of the host it was measured on."""
+    where = _machine(gpu, host)
     build, cases = Captured(str(workloads)), measured_cases(measured)
     build.functions  # noqa: B018 - what cannot be imported is told of at once
-    function = partial(_captured, build, None if traces is None else str(traces), gpu)
+    function = partial(_captured, build, None if traces is None else str(traces), gpu, host)
     done, skipped = run_cases(function, cases.items(), tell, lambda case: case[0], pool)
     paths = " ".join(map(str, (workloads, measured, *([traces] if traces else []))))
-    return _result(paths, [scored for _, scored in done], skipped)
+    return replace(_result(paths, [scored for _, scored in done], skipped), notes=(where.host.note,))
 
 
-def _captured(build: Captured, traces: str | None, gpu: str, case: tuple[str, Sequence[Mapping[str, Any]]]) -> _Scored:
+def _captured(
+    build: Captured, traces: str | None, gpu: str, host: str | None, case: tuple[str, Sequence[Mapping[str, Any]]]
+) -> _Scored:
     name, runs = case
     if name not in build.functions:
         raise PresageError(f"{Path(build.workloads).name} has no such case")
-    return _scored(WorkloadCase(name, build.graph(name), runs, _trace(traces, name)), _machine(gpu))
+    if not runs:
+        raise PresageError("no run of it was measured")
+    return _scored(WorkloadCase(name, build.graph(name), runs, _trace(traces, name)), _machine(gpu, host))
 
 
 @lru_cache(2)
-def _machine(gpu: str) -> Machine:
-    return machine(gpu)
+def _machine(gpu: str, host: str | None) -> Machine:
+    return machine(gpu, host)
 
 
 def _trace(folder: str | Path | None, name: str) -> Trace | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from presage.configs.job import PRECISIONS, Job
-from presage.configs.transformer import Transformer
+from presage.configs.transformer import Experts, Transformer
 from presage.errors import PresageError
 from presage.hardware.architecture import architecture
+from presage.parallel.dispatchers import dispatchers
 
 MODES = ("none", "selective", "full")
 MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
@@ -47,6 +48,18 @@ def _model(job: Job, out: list[str]) -> None:
         out.append(f"sequence <= max_positions: {job.sequence} is more than {m.max_positions} learned positions")
     if e and e.top_k > e.experts:
         out.append(f"top_k <= experts: {e.top_k} is more than {e.experts}")
+    if e:
+        out += _routing(e, job.dispatcher)
+
+
+def _routing(e: Experts, name: str) -> Iterator[str]:
+    """Groups of experts, and what a dispatcher cannot do."""
+    if e.group_top_k and not e.groups:
+        yield f"group_top_k needs groups: group_top_k is {e.group_top_k}, groups is 0"
+    elif e.groups and (e.experts % e.groups or e.group_top_k > e.groups):
+        yield f"experts = groups x n, group_top_k <= groups: {e.experts}, {e.groups} and {e.group_top_k} are not"
+    if e.capacity and name in dispatchers() and dispatchers()[name].fused:
+        yield f"{name} pads and drops no tokens: with a capacity use dispatcher alltoall or allgather"
 
 
 def _numbers(job: Job, out: list[str]) -> None:
@@ -92,6 +105,7 @@ MODEL = {
 EXPERTS = {
     "experts": (1, 100_000), "top_k": (1, 100_000), "ffn": (1, 10_000_000), "shared_ffn": (0, 10_000_000),
     "dense_layers": (0, 10_000), "every": (1, 10_000), "capacity": (0.0, 1000.0), "imbalance": (1.0, 10_000.0),
+    "groups": (0, 100_000), "group_top_k": (0, 100_000),
 }  # fmt: skip
 LATENT = {
     "query_rank": (0, 1_000_000), "key_rank": (1, 1_000_000), "rope": (0, 100_000), "nope": (0, 100_000),
@@ -183,8 +197,10 @@ def _expert_notes(job: Job) -> list[str]:
     if p.ep * p.expert_tp > domain:
         sizes = f"ep x expert_tp = {p.ep} x {p.expert_tp}"
         out.append(f"{sizes} reaches beyond the {domain} GPUs of a node: tokens cross the network to their experts")
-    if e.imbalance == 1 and not e.capacity:
+    if e.imbalance == 1 and not e.capacity and not e.loads:
         out.append("experts are as busy as each other (imbalance = 1): real routing is slower")
+    if e.loads and e.capacity and e.dropped:
+        out.append(f"{e.dropped:.1%} of tokens' choices are beyond the capacity of their expert, and dropped")
     return out
 
 

@@ -15,9 +15,11 @@ from presage.configs.schema import FrameworkConfig, OverlapConfig, convert_secti
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu
 from presage.hardware.facts import load_toml
+from presage.parallel.dispatchers import USUAL, dispatcher_name, dispatchers
 
 ATTENTIONS = ("unfused", "fused-softmax", "flash1", "flash2", "flash3")
 HOSTS = ("megatron-core", "megatron-2021", "deepspeed", "torch", "torch-gpt", "compiled", "graph")
+GRAPHED = ("attn", "mlp", "moe_router", "moe_preprocess")  # Megatron-Core's cuda_graph_scope
 SINCE = {"hopper": 9.0, "blackwell": 10.0}  # compute capability
 MB = 1e6
 
@@ -68,6 +70,10 @@ def overlap_of(name: str) -> Overlap:
 def switches(words: FrameworkConfig) -> dict[str, Any]:
     """The fields of a Framework that a table gives."""
     out = {k: v for k, v in given_fields(words).items() if k in FrameworkConfig.__struct_fields__ and k != "name"}
+    if "dispatcher" in out:
+        out["dispatcher"] = dispatcher_name(out["dispatcher"])
+    if "graphs" in out:
+        out["graphs"] = tuple(out["graphs"])
     if "bucket_MB" in out:
         out["bucket_bytes"] = out.pop("bucket_MB") * MB
     return out
@@ -113,6 +119,12 @@ def _check_switches(path: str | Path, f: Framework) -> None:
     for name in ("extra_bytes", "update_bytes", "forward_us", "backward_us"):
         if not 0 <= getattr(f, name) <= 1e6:
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 0 to 1e6", name)
+    for part in f.graphs:
+        if part not in GRAPHED:
+            instead = 'host = "graph" stands for graphs of whole steps'
+            raise InputError(path, f"knows no part {part!r}: choose from {', '.join(GRAPHED)}; {instead}", "graphs")
+    if f.dispatcher not in dispatchers():
+        raise InputError(path, f"is {f.dispatcher!r}: choose from {', '.join(dispatchers())}", "dispatcher")
     if not 1e3 <= f.bucket_bytes <= 1e16:
         raise InputError(path, f"is {f.bucket_bytes / MB:g}: it can be 0.001 to 1e10", "bucket_MB")
 
@@ -148,8 +160,9 @@ class Framework:
     gather_bytes: int = 2  # what parameters are gathered in
     host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
-    two_step_dispatch: bool = True  # tokens cross the network once a domain (DeepEP and its like)
-    fused_dispatch: bool = False  # and are sorted by expert as they arrive
+    dispatcher: str = USUAL  # of tokens to experts: one of `dispatchers()`
+    graphs: tuple[str, ...] = ()  # parts of a layer that are CUDA graphs: some of GRAPHED
+    flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
     extra_bytes: float = 0.0  # that a layer's memory-bound kernels move besides, forward and backward, by number

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from presage.configs.transformer import CLAMPED
 from presage.errors import WRONG_VALUE, InputError, PresageError
 from presage.files.reading import read_json
 
@@ -24,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(LIKE_LLAMA, LLAMA),
     **dict.fromkeys(["granite", "granitemoe"], TIED),
     **dict.fromkeys(["gemma", "gemma2", "gemma3", "gemma3_text"], TIED | {"activation": "geglu"}),
-    "gpt_oss": LLAMA | {"bias": True},
+    "gpt_oss": LLAMA | {"activation": CLAMPED, "bias": True},
     "olmo": LLAMA | {"norm": "layernorm"},
     "stablelm": LLAMA | {"norm": "layernorm"},
     "cohere": TIED | {"norm": "layernorm"},
@@ -159,7 +160,7 @@ def _traits(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, An
     out: dict[str, Any] = {}
     act = _first(config, ("hidden_act", "hidden_activation", "activation_function", "ffn_act_fn"))
     act = act.get("name", "") if isinstance(act, dict) else act
-    if isinstance(act, str) and act:
+    if isinstance(act, str) and act and words["activation"] != CLAMPED:
         out["activation"] = _activation(act, words["activation"] in ("swiglu", "geglu"))
     if isinstance(config.get("tie_word_embeddings"), bool):
         out["tied"] = config["tie_word_embeddings"]
@@ -238,6 +239,7 @@ def _experts(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, A
     shared = shared or int(config.get("shared_expert_intermediate_size") or 0) or (width if llama4 else 0)
     dense, every = _expert_layers(config, int(words["layers"]))
     top = int(_first(config, TOP_K) or 1)
+    groups, chosen = config.get("n_group"), config.get("topk_group")
     return {
         "experts": int(count),
         "top_k": top,
@@ -245,7 +247,7 @@ def _experts(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, A
         "shared_ffn": shared,
         "dense_layers": dense,
         "every": every,
-    }
+    } | ({"groups": int(groups), "group_top_k": int(chosen)} if groups and chosen and int(groups) > int(chosen) else {})
 
 
 def _expert_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:

@@ -22,6 +22,11 @@ class Recompute:
     offload: float = 0.0  # of the layers whose activations wait in the host's memory instead
 
 
+def activation_bytes(job: Job) -> int:
+    """Bytes of a number between layers."""
+    return 4 if job.precision in ("fp32", "tf32") else 2
+
+
 @dataclass(frozen=True)
 class Job:
     """One training job."""
@@ -65,6 +70,11 @@ class Job:
     def sharding(self) -> int:
         """Ranks that share one copy of the optimizer's state."""
         return self.parallel.sharding(self.gpus)
+
+    @property
+    def dispatcher(self) -> str:
+        """The name of the token dispatcher: the plan's, or its framework's."""
+        return self.parallel.dispatcher or self.framework.dispatcher
 
     @property
     def expert_dp(self) -> int:

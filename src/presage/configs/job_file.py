@@ -29,6 +29,7 @@ from presage.configs.torchtitan import read_titan
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load_toml
+from presage.parallel.dispatchers import dispatcher_name
 from presage.parallel.plan import DEGREES, DegreeError, ParallelPlan, count_gpus, count_sharing
 from presage.parallel.schedules import default_schedule
 
@@ -191,6 +192,7 @@ def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple
         schedule=p.schedule or default_schedule(p.virtual),
         zero=p.zero if p.zero is not None else 3 if p.fsdp else 0,
         fsdp=p.fsdp,
+        dispatcher=dispatcher_name(p.dispatcher) if p.dispatcher else "",
         layers_as=tuple(p.layers_as),
         ends_as_layers=p.ends_as_layers,
     )

@@ -208,6 +208,8 @@ def _experts(a: _Given, layers: int | None) -> Table:
         "ffn": a.whole("moe_ffn_hidden_size"),
         "shared_ffn": a.whole("moe_shared_expert_intermediate_size"),
         "capacity": a.number("moe_expert_capacity_factor"),
+        "groups": a.whole("moe_router_num_groups"),
+        "group_top_k": a.whole("moe_router_group_topk"),
     }
     pattern = " ".join(a.several("moe_layer_freq"))
     if pattern:
@@ -378,9 +380,11 @@ def _framework(a: _Given) -> Table:
         out["gather_bytes"] = 1
     out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
-        out["host"] = "graph"
-    if a.flag("moe_enable_deepep") or (a.text("moe_token_dispatcher_type") or "") == "flex":
-        out |= {"two_step_dispatch": True, "fused_dispatch": True}
+        scope = [part for part in a.several("cuda_graph_scope") if part not in ("full", "full_iteration")]
+        out |= {"graphs": scope} if scope else {"host": "graph"}
+    kind, backend = a.text("moe_token_dispatcher_type"), a.text("moe_flex_dispatcher_backend")
+    name = backend or "deepep" if kind == "flex" or a.flag("moe_enable_deepep") else kind
+    out |= {"dispatcher": name} if name else {}
     elements = a.number("ddp_bucket_size")
     return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
 

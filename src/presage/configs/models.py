@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from presage.configs.hugging_face import read_config
-from presage.configs.schema import ModelConfig, check_keys, convert_section, given_fields, merge_sections
+from presage.configs.schema import ExpertConfig, ModelConfig, check_keys, convert_section, given_fields, merge_sections
 from presage.configs.transformer import GATED, Experts, Latent, Transformer
 from presage.errors import InputError, PresageError
+from presage.files.reading import lines
 from presage.hardware.facts import load_toml
 
 ACTIVATIONS = (*GATED, "gelu", "relu", "relu2", "silu")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "none")
+SPREAD = 17  # busy experts are so far from each other, for software deals them out to ranks
 REQUIRED = ("hidden", "layers", "heads", "vocab")
 
 
@@ -37,7 +41,7 @@ def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model"
     given["name"] = given.get("name") or name
     return Transformer(
         **given,
-        experts=Experts(**{"ffn": given["ffn"], **given_fields(w.experts)}) if w.experts else None,
+        experts=_experts(w.experts, given["ffn"], path) if w.experts else None,
         latent=Latent(**given_fields(w.latent)) if w.latent else None,
     )
 
@@ -56,6 +60,35 @@ def _check_fields(w: ModelConfig, path: str | Path) -> None:
         value = getattr(w, key)
         if value is not None and value < 1:
             raise InputError(path, f"is {value}: it should be 1 or more", f"model.{key}")
+
+
+def _experts(w: ExpertConfig, ffn: int, path: str | Path) -> Experts:
+    """Experts from their fields; loads from a list, a file of numbers, or a law: "zipf 0.5"."""
+    given = {"ffn": ffn, **given_fields(w)}
+    loads = given.pop("loads", ())
+    if isinstance(loads, str):
+        loads = expert_loads(loads, w.experts, path)
+    if loads and (len(loads) != w.experts or min(loads) < 0 or not 0 < sum(loads) < inf):
+        what = f"has {len(loads)} numbers: it should be {w.experts}, one for each expert, none negative"
+        raise InputError(path, what, "model.experts.loads")
+    return Experts(**given, loads=tuple(map(float, loads)))
+
+
+def expert_loads(text: str, experts: int, path: str | Path) -> list[float]:
+    """Tokens of each expert: by a power law of its rank ("zipf 0.5", spread over experts in turn), or from a file
+    beside the job's, numbers apart by commas, blanks or lines."""
+    kind, _, power = text.partition(" ")
+    if kind == "zipf":
+        try:
+            law = [(i + 1) ** -float(power) for i in range(experts)]
+        except ValueError:
+            raise InputError(path, f'is {text!r}: a law is like "zipf 0.5"', "model.experts.loads") from None
+        return [law[(i * SPREAD) % experts] for i in range(experts)] if experts % SPREAD else law
+    file = Path(path).parent / text
+    try:
+        return [float(word) for word in re.split(r"[\s,]+", " ".join(lines(file)).strip()) if word]
+    except ValueError as e:
+        raise InputError(file, f"should be {experts} numbers: {e}") from e
 
 
 def _ffn(hidden: int, activation: str) -> int:

@@ -26,6 +26,9 @@ class ExpertConfig(msgspec.Struct):
     every: int = 1
     capacity: float = 0.0
     imbalance: float = 1.0
+    groups: int = 0
+    group_top_k: int = 0
+    loads: list[float] | str | None = None  # tokens of each expert; or a file of them, or "zipf 0.5"
 
 
 class LatentConfig(msgspec.Struct):
@@ -88,6 +91,7 @@ class ParallelConfig(msgspec.Struct):
     cp: int = 1
     ep: int = 1
     expert_tp: int = 1
+    dispatcher: str | None = None  # as the framework does
     dp: int | None = None
     zero: int | None = None
     fsdp: bool = False
@@ -118,8 +122,9 @@ class FrameworkConfig(msgspec.Struct):
     gather_bytes: int | None = None
     host: str | None = None
     bucket_MB: float | None = None
-    two_step_dispatch: bool | None = None
-    fused_dispatch: bool | None = None
+    dispatcher: str | None = None
+    graphs: list[str] | None = None
+    flat_gathers: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
     extra_bytes: float | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GATED = ("swiglu", "geglu", "reglu")  # three matrices in a feed-forward block; all others have two
+CLAMPED = "clamped_swiglu"  # whose inputs are held within limits first (gpt-oss)
+GATED = ("swiglu", "geglu", "reglu", CLAMPED)  # three matrices in a feed-forward block; all others have two
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,40 @@ class Experts:
     dense_layers: int = 0  # the first so many layers have none
     every: int = 1  # of the others, every so many
     capacity: float = 0.0  # a factor: tokens beyond it are dropped, experts are padded up to it. 0: none is dropped
-    imbalance: float = 1.0  # tokens of the busiest rank's experts over the mean
+    imbalance: float = 1.0  # tokens of the busiest rank's experts over the mean, where no loads are given
+    groups: int = 0  # groups of experts of which a token may choose `group_top_k` (node-limited routing); 0: all
+    group_top_k: int = 0
+    loads: tuple[float, ...] = ()  # tokens of each expert, in any unit; empty for as many each
+
+    def shares(self) -> tuple[float, ...]:
+        """Shares of all tokens' choices that fall on each expert and are kept."""
+        loads = self.loads or (1.0,) * self.experts
+        total = sum(loads)
+        most = self.capacity / self.experts if self.capacity else 1.0
+        return tuple(min(load / total, most) for load in loads)
+
+    def busiest(self, ep: int) -> float:
+        """Tokens of the busiest rank's experts over the mean, where experts lie in order on so many ranks; with a
+        capacity every expert is padded up to it."""
+        if self.capacity:
+            return self.capacity
+        if not self.loads:
+            return self.imbalance
+        here = max(1, self.experts // ep)
+        shares = self.shares()
+        return max(sum(shares[i : i + here]) for i in range(0, self.experts, here)) * self.experts / here
+
+    @property
+    def dropped(self) -> float:
+        """The share of tokens' choices beyond the capacity of their expert."""
+        return max(0.0, 1 - sum(self.shares()))
+
+    def most_domains(self, ranks: int, domain: int) -> int:
+        """Domains that the experts of a token lie in at most, where groups of experts are spread over ranks; 0: all."""
+        if not self.group_top_k or self.group_top_k >= self.groups:
+            return 0
+        domains = -(-ranks // domain)
+        return max(1, -(-self.group_top_k * domains // self.groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +77,7 @@ class Transformer:
     ffn: int
     kv_heads: int
     head_dim: int
-    activation: str = "swiglu"  # swiglu, geglu, gelu, relu, relu2 ...
+    activation: str = "swiglu"  # swiglu, geglu, clamped_swiglu, gelu, relu, relu2 ...
     norm: str = "rmsnorm"  # or layernorm
     bias: bool = False  # of the linear layers
     tied: bool = False  # the head has the embedding's weights

@@ -8,13 +8,14 @@ interval (`Evidence`). The standard deviations are in `data/host_spread.toml`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 
 import msgspec
+import numpy as np
 
 from presage.errors import InputError
 from presage.files.reading import read_json, shipped_toml
@@ -22,6 +23,7 @@ from presage.hardware.host import COSTS, US, Host, cost_name, host
 
 REFERENCE = "h200_host"
 PACK_FILE = "host.json"
+LOW = 0.25  # quantile of the ratios of calls that launch kernels: other work makes calls slower, never faster
 
 
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,17 +86,11 @@ def factors_of_costs(costs: Mapping[str, float], path: str | Path) -> MeasuredFa
     common = [name for name in COSTS if name in costs and name in reference]
     if not common:
         raise InputError(path, "has no call that the reference has: measure it with presage calibrate --host FILE.toml")
-    launching = any(name.startswith("gpu_") for name in common)
-    main = _ratio(costs, reference, (n for n in common if "backward" not in n))
-    back = [n for n in common if "backward" in n]
-    measured = HostFactors(main, _ratio(costs, reference, back) if back else main, main)
+    launching = [name for name in common if name.startswith("gpu_")]
+    ratios = [math.log(costs[name] / reference[name]) for name in launching or common]
+    factor = math.exp(float(np.quantile(ratios, LOW if launching else 0.5)))
     error = math.hypot(spread.reference_sd, spread.launching_sd if launching else spread.views_sd)
-    return shrunk(measured, error, len(common))
-
-
-def _ratio(costs: Mapping[str, float], reference: Mapping[str, float], names: Iterable[str]) -> float:
-    """The median of the ratios, of the logarithms for an even number."""
-    return math.exp(median(math.log(costs[name] / reference[name]) for name in names))
+    return shrunk(HostFactors(factor, factor, factor), error, len(launching or common))
 
 
 # ---- the host of a calibration pack

@@ -32,6 +32,11 @@ from presage.graph.work import WAIT
 Floats = NDArray[np.float64]
 US = 1e-6
 ROLES = ("forward", "backward", "optimizer")
+# Events that a profiler records, by class of term: ops, launch calls, and the engine's call of a backward node.
+_EVENTS = {
+    "leaf forward kernel": 2, "leaf backward kernel": 2, "leaf optimizer kernel": 2, "leaf": 1, "wrap": 1,
+    "second launch": 1, "further launch": 1, "gap backward": 1,
+}  # fmt: skip
 
 
 class Pace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +152,14 @@ class HostModel:
     def with_terms(self, us: Mapping[str, float]) -> HostModel:
         """A copy with other terms."""
         return replace(self, us=us)
+
+    def profiled(self) -> HostModel:
+        """The host beside a profiler: every event that this records, an op or a launch call, costs it time."""
+        us, each = dict(self.us), self.fitted.profiler_us_per_event
+        for key in us:
+            if not named(key):
+                us[key] += each * (_EVENTS.get(key) or next((n for k, n in _EVENTS.items() if key.startswith(k)), 0))
+        return self.with_terms(us)
 
     def _sum(self, each: Iterable[Term]) -> float:
         return sum(self._of(key) * times for key, times in each if times)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,15 @@ class LayerHost:
     collective: float
     send: float  # a send between stages, or its receive
     optimizer_layer: float = 0.0  # and for each layer
+
+
+class ExpertHost(NamedTuple):
+    """What the host time of a layer with experts depends on."""
+
+    dispatcher: str
+    local: int  # experts of a rank
+    overlapped: bool = False  # exchanges run beside another microbatch's compute
+    pace: float = 1.0  # times as long as counted
 
 
 class _Captured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +84,7 @@ class _Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameter_step: float
     parameter_copy: float
     optimizer: float
+    wait: float
 
 
 class _Framework(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,12 +100,29 @@ class _Framework(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer_launches: int
 
 
+class _Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    forward: int
+    backward: int
+    collectives_forward: int
+    collectives_backward: int
+    waits: int
+
+
 class _Experts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     date: str
-    launches_forward: int
-    launches_backward: int
-    collectives: int
+    mlp_share: float
+    router_forward: int
+    router_backward: int
+    preprocess: int
+    python: float
+    linear_forward: float
+    linear_backward: float
+    expert_forward: float
+    expert_backward: float
+    nodes: int
+    node_forward: float
+    dispatchers: dict[str, _Exchange]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,9 +157,10 @@ def layer_host(
     era: str = "h100",
     tp: int = 1,
     sequence_parallel: bool = False,
-    experts: bool = False,
+    experts: ExpertHost | None = None,
     fused_attention: bool = True,
     fused_softmax: bool = True,
+    graphs: tuple[str, ...] = (),
 ) -> LayerHost:
     """The host's seconds in a framework, on a host of a GPU generation's time."""
     facts = host_facts()
@@ -144,8 +173,8 @@ def layer_host(
     if not fused_softmax and framework_host != "graph":
         t = facts.terms
         times = _plus(times, SOFTMAX_FORWARD * t.kernel_forward, SOFTMAX_BACKWARD * t.kernel_backward)
-    if experts and framework_host != "graph":
-        times = _with_experts(facts, times, framework_host == "compiled")
+    if framework_host != "graph" and (experts or graphs):
+        times = _with_blocks(facts, times, experts, graphs, framework_host == "compiled")
     if tp > 1 and framework_host != "graph":
         times = _with_collectives(times, sequence_parallel)
     return _paced(times, facts.eras[era])
@@ -187,12 +216,31 @@ def _graph(f: _File) -> LayerHost:
     return LayerHost(**graph | {"optimizer": f.terms.optimizer, "optimizer_layer": f.terms.parameter_step})
 
 
-def _with_experts(f: _File, h: LayerHost, compiled: bool) -> LayerHost:
-    """With the launches of expert routing, cheaper in compiled code."""
-    ahead, back = (f.traced.kernel,) * 2 if compiled else (f.terms.kernel_forward, f.terms.kernel_backward)
-    forward = f.experts.launches_forward * ahead + f.experts.collectives * h.collective
-    backward = f.experts.launches_backward * back + f.experts.collectives * h.collective
-    return _plus(h, forward, backward)
+def _with_blocks(f: _File, h: LayerHost, e: ExpertHost | None, graphs: tuple[str, ...], compiled: bool) -> LayerHost:
+    """With experts in place of the feed-forward block, and parts of a layer that are CUDA graphs."""
+    mlp = f.experts.mlp_share
+    attention = (GRAPH_US, GRAPH_US) if "attn" in graphs else ((1 - mlp) * h.forward, (1 - mlp) * h.backward)
+    if e is not None:
+        block = _experts(f, e, graphs, compiled)
+    else:
+        block = (GRAPH_US, GRAPH_US) if "mlp" in graphs else (mlp * h.forward, mlp * h.backward)
+    forward, backward = (a + b for a, b in zip(attention, block, strict=True))
+    return _plus(h, forward - h.forward, backward - h.backward)
+
+
+def _experts(f: _File, e: ExpertHost, graphs: tuple[str, ...], compiled: bool) -> tuple[float, float]:
+    """Router, dispatch, grouped linear layers and combine, forward and backward; cheaper in compiled code."""
+    x, t, d = f.experts, f.terms, f.experts.dispatchers[e.dispatcher]
+    ahead, back = (f.traced.kernel,) * 2 if compiled else (t.kernel_forward, t.kernel_backward)
+    routed = "moe_router" in graphs
+    router = (GRAPH_US, GRAPH_US) if routed else (x.router_forward * ahead, x.router_backward * back)
+    counted = 0.0 if "moe_preprocess" in graphs else x.preprocess * ahead
+    linear = 2 * (x.linear_forward + e.local * x.expert_forward), 2 * (x.linear_backward + e.local * x.expert_backward)
+    sent = d.forward * ahead + d.collectives_forward * t.collective + d.waits * t.wait
+    forward = router[0] + counted + sent + linear[0] + x.python
+    backward = router[1] + d.backward * back + d.collectives_backward * t.collective + linear[1]
+    more = (x.nodes * x.node_forward, x.nodes * t.threads) if e.overlapped else (0.0, 0.0)
+    return (forward + more[0]) * e.pace, (backward + more[1]) * e.pace
 
 
 def _with_collectives(h: LayerHost, sequence_parallel: bool) -> LayerHost:

@@ -28,7 +28,7 @@ NODES = 131_072  # more than anyone has
 # Omni-Path are taken as RoCE is; EFA's generation goes with the GPU's.
 FABRICS = {"infiniband": 5.0, "roce": 6.0, "omnipath": 6.0, "slingshot": 6.0, "ethernet": 25.0, "efa": 70.0}
 CALLED = {"ethernet": "tcp", "slingshot": "roce"}
-EFA = {"nvlink3": ("efa1", 70.0), "nvlink4": ("efa2", 40.0), "nvlink5": ("efa3", 27.0)}
+EFA = {"nvlink3": ("efa1", 70.0), "nvlink4": ("efa2", 40.0), "nvlink5": ("efa3", 15.0)}
 # Gb/s of network a GPU that are usual, by GPU, then by generation of its links; a PCIe card shares 100 Gb/s with eight.
 USUAL_BY_GPU = {
     "b300": 800.0,

@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from presage.errors import PresageError
-from presage.parallel.schedules import SCHEDULES, ScheduleKind, schedule_kind
+from presage.parallel.dispatchers import dispatchers
+from presage.parallel.schedules import SCHEDULES, ScheduleKind, schedule_kind, unknown_schedule
 
 MOST = 10**8  # GPUs, and ranks along any axis
 DEGREES = ("tp", "pp", "virtual", "cp", "ep", "expert_tp")  # keys of [parallel] that are taken over as they are
@@ -78,6 +79,7 @@ class ParallelPlan:
     shard: int = 0  # ranks that share one copy of what is sharded (HSDP, ZeRO groups); 0: all data parallel ranks
     layers_as: tuple[int, ...] = ()  # layers of each (stage, chunk), chunk by chunk: empty for as even as can be
     ends_as_layers: bool = False  # embedding and head count as a layer each where layers are assigned to stages
+    dispatcher: str = ""  # how tokens reach experts: one of `dispatchers()`; empty for the framework's
 
     # ---- ranks
 
@@ -115,9 +117,9 @@ class ParallelPlan:
         }
 
     @property
-    def layer_degrees(self) -> tuple[int, ...]:
+    def layer_degrees(self) -> tuple[int | str, ...]:
         """What the work of one layer on one rank depends on."""
-        return self.tp, self.sequence_parallel, self.cp, self.ep, self.expert_tp
+        return self.tp, self.sequence_parallel, self.cp, self.ep, self.expert_tp, self.dispatcher
 
     @property
     def by_layer(self) -> bool:
@@ -193,7 +195,7 @@ class ParallelPlan:
     def _pipeline(self, of: SplitSizes, counted: bool) -> Iterator[str]:
         """Stages, chunks, the order of microbatches."""
         if self.schedule not in SCHEDULES:
-            yield f"schedule is {self.schedule!r}: choose from {', '.join(SCHEDULES)}"
+            yield unknown_schedule(self.schedule)
             return
         if self.pp == 1 and self.virtual == 1 and not self.layers_as:
             return
@@ -233,7 +235,11 @@ class ParallelPlan:
         if not of.experts:
             if self.ep > 1:
                 yield f"ep > 1 needs a model with experts: ep is {self.ep}"
+            if self.dispatcher:
+                yield f"a dispatcher needs a model with experts: dispatcher is {self.dispatcher!r}"
             return
+        if self.dispatcher and self.dispatcher not in dispatchers():
+            yield f"dispatcher is {self.dispatcher!r}: choose from {', '.join(dispatchers())}"
         if of.experts % self.ep:
             may = _divisors(of.experts, self.ep)
             yield f"experts = ep x n: {of.experts} is no multiple of {self.ep}; ep may be {may}"

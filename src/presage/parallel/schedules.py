@@ -170,14 +170,26 @@ SCHEDULES = {
                      one_forward_one_backward, splits_backward=True),
     )
 }  # fmt: skip
+# Schedules that software has and presage does not: what to use instead.
+BACK_AND_FORTH = ("zb-v", "zbv", "zero-bubble-v", "v-half", "v-min")
+INSTEAD = dict.fromkeys(BACK_AND_FORTH, 'schedule = "zero-bubble", whose bubble is larger')
+INSTEAD |= dict.fromkeys(("dualpipe", "dualpipev"), 'schedule = "zero-bubble" with experts = true in [overlap]')
 ONE_CHUNK, SEVERAL_CHUNKS = "1f1b", "interleaved"  # what is run where a job names no schedule
 
 
 def schedule_kind(name: str) -> ScheduleKind:
     """The schedule of this name."""
     if name not in SCHEDULES:
-        raise PresageError(f"no pipeline schedule {name!r}: choose from {', '.join(SCHEDULES)}{near(name, SCHEDULES)}")
+        raise PresageError(unknown_schedule(name))
     return SCHEDULES[name]
+
+
+def unknown_schedule(name: str) -> str:
+    """Why a schedule is refused, and what to use."""
+    instead = INSTEAD.get(name.lower())
+    if instead:
+        return f"schedule {name!r} is not modelled (its chunks run through the stages and back): use {instead}"
+    return f"no pipeline schedule {name!r}: choose from {', '.join(SCHEDULES)}{near(name, SCHEDULES)}"
 
 
 def default_schedule(virtual: int) -> str:

@@ -22,6 +22,7 @@ from msgspec.structs import replace as with_fields
 from presage.capture.rank_objects import sharing_objects
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.costs.kernel_model import OpTime
+from presage.costs.learned_files import check_pack, pack_gpu
 from presage.errors import PresageError
 from presage.graph import save
 from presage.graph.diff import alike
@@ -88,7 +89,7 @@ def predict(
         step = step_graph(step, arguments, variant=Variant(gpu=capture_gpu(gpu, where)))
     graphs = step if isinstance(step, list) else [step]
     if graphs[0].groups:  # the code spreads itself over ranks
-        return _predict_code(graphs, default_platform(where.kernels.gpu.key), where, draws, steps, seed)
+        return _predict_code(graphs, default_platform(capture_gpu(gpu, where)), where, draws, steps, seed)
     graph = graphs[0]
     times = kernel_times(graph, where)
     result = predict_step(
@@ -148,7 +149,11 @@ def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Gra
     if alike(graph, last):
         return [with_fields(graph, ranks=tuple(ranks))]
     middle = capture(ranks[len(ranks) // 2]) if len(ranks) > 2 else last
-    if alike(middle, last):  # the first does something of its own, such as logging
+    mates = {r for members in graph.groups.values() if ranks[-1] not in members for r in members} - {ranks[0]}
+    known_ones = {ranks[len(ranks) // 2]: middle, ranks[-1]: last}
+    if ranks[1] in mates:  # of the first one's group, and not of the last one's
+        known_ones.setdefault(ranks[1], capture(ranks[1]))
+    if all(alike(known, last) for known in known_ones.values()):  # the first does something of its own, such as logging
         return [with_fields(graph, ranks=tuple(ranks[:1])), with_fields(last, ranks=tuple(ranks[1:]))]
     if len(ranks) > MOST_UNLIKE:
         note = f"ranks run different steps: 3 of {len(ranks)} were captured, and stand for all"
@@ -156,7 +161,7 @@ def _told_apart(graph: Graph, ranks: Sequence[int], capture: Callable[[int], Gra
         parts = ranks[:third], ranks[third : 2 * third], ranks[2 * third :]
         three = zip((graph, middle, last), parts, strict=True)
         return [with_fields(g, ranks=tuple(some), notes=(*g.notes, note)) for g, some in three]
-    kinds, known_ones = [(graph, [ranks[0]])], {ranks[len(ranks) // 2]: middle, ranks[-1]: last}
+    kinds = [(graph, [ranks[0]])]
     for rank in ranks[1:]:
         own = known_ones.get(rank) or capture(rank)
         like = next((some for known, some in kinds if alike(known, own)), None)
@@ -184,6 +189,7 @@ def predict_ranks(
     tensor: int = 1,
     kinds: Mapping[int, RankOverride] | None = None,
     host: str | Path | None = None,
+    pack: str | Path | None = None,
     draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
@@ -193,11 +199,13 @@ def predict_ranks(
     start it, and takes no `strategy`.
 
     `tensor`: tensor-parallel size. `kinds`: ranks with their own settings, by number; several graphs are their steps.
-    `host`: that of every rank, a known one's name or a file (docs/hosts.md).
+    `host`: that of every rank, a known one's name or a file (docs/hosts.md). `pack`: the folder of a pack of the
+    platform's GPU, whose kernel times every rank gets.
     """
-    given = {"options": options, "tensor": tensor, "kinds": kinds, "host": host}
+    given = {"options": options, "tensor": tensor, "kinds": kinds, "host": host, "pack": pack}
     team = rank_set_of(step, ranks, strategy, platform, arguments, **given)  # type: ignore[arg-type]
-    result = predict_rank_set(team, machine(team.platform.gpu.key, host), draws=draws, steps=steps, seed=seed)
+    where = rank_machine(team.platform, host, pack)
+    result = predict_rank_set(team, where, draws=draws, steps=steps, seed=seed)
     return with_model_error(result, "ranks") if ranks > 1 else result
 
 
@@ -212,16 +220,18 @@ def rank_set_of(
     tensor: int = 1,
     kinds: Mapping[int, RankOverride] | None = None,
     host: str | Path | None = None,
+    pack: str | Path | None = None,
 ) -> RankSet:
     """The ranks of a job with their tasks, for predictions and timelines."""
-    place = _platform(platform) if isinstance(platform, str) else platform or default_platform()
+    usual = None if pack is None else pack_gpu(Path(pack))
+    place = _platform(platform) if isinstance(platform, str) else platform or default_platform(usual)
     own = strategy is None and tensor == 1 and not options
     if isinstance(step, str | Path) or callable(step):
         source, seen = step, Variant(gpu=place.gpu.key, ranks=ranks if own else 1, per_node=place.domain)
         graphs = rank_graphs(lambda r: step_graph(source, arguments, variant=replace(seen, rank=r)), ranks)
     else:
         graphs = [step] if isinstance(step, Graph) else list(step)
-    where = machine(place.gpu.key, host)
+    where = rank_machine(place, host, pack)
     if any(g.groups for g in graphs):
         if not own or kinds:
             raise PresageError(
@@ -231,6 +241,14 @@ def rank_set_of(
         return code_rank_set(graphs, place, where)
     way = _strategy(strategy or "ddp", options, tensor) if not isinstance(strategy, Strategy) else strategy
     return rank_set(graphs, place, way, ranks, where, kinds)
+
+
+def rank_machine(place: Platform, host: str | Path | None = None, pack: str | Path | None = None) -> Machine:
+    """The machine of every rank on a platform; with a pack of its GPU, that pack's."""
+    if pack is None:
+        return machine(place.gpu.key, host)
+    check_pack(Path(pack), place.gpu.key)
+    return machine(pack, host)
 
 
 def model_step(model: Any, batch: Any, *, optimizer: Any = None, loss: Any = None) -> ModelStep:

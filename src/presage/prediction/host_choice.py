@@ -33,7 +33,7 @@ ASSUMED = "--host FILE or NAME for yours (see `presage hosts`)"
 
 def assumed_host(usual: HostModel) -> HostModel:
     """The host of a prediction for which none was given: the reference."""
-    note = f"host assumed: {host(REFERENCE).name}; {ASSUMED}"
+    note = f"host unknown: taken as {host(REFERENCE).name}; {ASSUMED}"
     return replace(usual, name=REFERENCE, note=note, assumed=True)
 
 

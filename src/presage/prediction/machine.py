@@ -9,7 +9,7 @@ from presage.costs.host_factors import PACK_FILE, REFERENCE
 from presage.costs.host_model import HostModel, host_model
 from presage.costs.kernel_files import CALIBRATED, is_pack, load
 from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
-from presage.costs.learned_files import HOST_FILE, is_learned, read_learned
+from presage.costs.learned_files import HOST_FILE, is_learned, pack_gpu, read_learned
 from presage.costs.lookups.captured import lookup_seconds
 from presage.errors import PresageError
 from presage.graph.graph import Graph
@@ -64,7 +64,9 @@ def machine(gpu: str | Path = "h200", host: str | Path | None = None) -> Machine
 
 def capture_gpu(gpu: str | Path, where: Machine) -> str:
     """The GPU that code sees while it is captured: of a pack, the one it is of."""
-    return where.kernels.gpu.key if Path(gpu).is_dir() else str(gpu)
+    if is_learned(gpu):
+        return pack_gpu(Path(gpu))
+    return where.kernels.gpu.key if is_pack(gpu) else str(gpu)
 
 
 def kernel_times(graph: Graph, where: Machine) -> list[OpTime]:

@@ -17,7 +17,7 @@ from presage.hardware import Platform
 from presage.memory.step_memory import MemoryProfile, memory_profile
 from presage.parallel.rank_layout import CodeLayout, RankLayout, fold_ranks
 from presage.parallel.strategy import STRATEGIES, Strategy
-from presage.prediction.machine import Machine, kernel_times, machine
+from presage.prediction.machine import Machine, kernel_times
 from presage.prediction.overlap_contention import apply_contention, overlap_slowdown
 from presage.prediction.rank_program import Member, RankProgram, rank_program
 from presage.prediction.rank_results import (
@@ -81,6 +81,7 @@ class RankSet:
     times: tuple[tuple[OpTime, ...], ...]
     ranks: RankProgram
     captured: tuple[Graph, ...] = ()  # the steps on one GPU that the strategy was applied to
+    where: Machine | None = None  # whose kernels and host they were priced with
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -137,7 +138,7 @@ def rank_set(
         mine.append(kind)
         members.append(Member(f, built[kind.step]).paced(kind.speed, kind.host))
     ranks = apply_contention(rank_program(members, steps), [slow[k.step] for k in mine])
-    return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks, tuple(graphs))
+    return RankSet(platform, strategy, layout, tuple(mine), tuple(built), tuple(timed), ranks, tuple(graphs), where)
 
 
 def _check_reach(count: int, platform: Platform) -> None:
@@ -198,10 +199,9 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
 def other_strategies(p: StepResult, most: int = 3) -> list[tuple[Strategy, float, StepResult]]:
     """Strategies that make equal ranks faster, or fit where theirs does not: with their speed-up, fastest first."""
     team = p.basis.team if isinstance(p.basis, RankBasis) else None
-    if team is None or set(team.kinds) != {USUAL} or not team.captured or team.strategy is None:
+    if team is None or set(team.kinds) != {USUAL} or team.where is None or team.strategy is None:
         return []
-    where = replace(machine(team.platform.gpu.key), host=p.basis.program.host)
-    how, count = team.strategy, team.layout.ranks
+    where, how, count = team.where, team.strategy, team.layout.ranks
     usual = predict_rank_set(team, where, draws=1, steps=SIMULATED).step.p50
     found = []
     for name in DATA_PARALLEL:

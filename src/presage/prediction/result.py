@@ -172,5 +172,6 @@ class ModelError:
 
 @cache
 def model_error(kind: str) -> ModelError:
-    """The error of a kind of prediction: dense, moe, recommendation (jobs) or ranks (captured steps on several)."""
+    """The error of a kind of prediction: dense, moe, recommendation, recommendation_pcie (jobs) or ranks (captured
+    steps on several)."""
     return ModelError(**load_toml(MODEL_ERRORS)[kind])

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.check import check, problems
-from presage.configs.job import Job
+from presage.configs.job import Job, Recompute
 from presage.errors import PresageError, near
 from presage.memory.job_memory import most_needed
 from presage.noise.model import NoiseModel
@@ -28,7 +28,7 @@ from presage.prediction.draws import DrawRequest, draw_all, step_model, without_
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.prediction.jobs.job_step import job_step, step_lower_bound
+from presage.prediction.jobs.job_step import job_step, stage_lower_bound, step_lower_bound
 from presage.search.plan_space import Keep, PlanFamily, PlanSpace
 from presage.search.plans import KNOBS, JobPlan, apply_plan, knob
 from presage.search.search_result import (
@@ -45,6 +45,9 @@ OBJECTIVES = ("mean", "cost", "p95")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
 PIECE = 32  # of them in one piece of work
 FAMILIES = 8  # in one piece of work, at least
+MANY_FAMILIES = 2000  # beyond which those that are surely slow are not looked at
+FIRST_FAMILIES = 32
+SLOWEST = 1.15
 
 
 def search(
@@ -111,6 +114,9 @@ def _surveyed(
 ) -> Survey:
     """All families, a few at a time."""
     total = Survey(0, float("inf"), [], [], [])
+    families, aside = _worth_a_look(space, families, efficiency)
+    slow = sum(space.count(f) for f in aside)
+    total = total._replace(legal=slow, slow=slow)
     pieces, done = _pieces(families), 0
     for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
         done += len(piece)
@@ -122,6 +128,33 @@ def _surveyed(
         except StopSearch:
             return total._replace(complete=False)
     return total
+
+
+def _worth_a_look(
+    space: PlanSpace, families: list[PlanFamily], efficiency: Efficiency | None
+) -> tuple[list[PlanFamily], list[PlanFamily]]:
+    """Families whose stages could be busy for less than `SLOWEST` times the step of a plan that fits, and the others;
+    only where there are very many, a search of fewer looks at all."""
+    if len(families) <= MANY_FAMILIES:
+        return families, []
+    job = _same(space.job)
+    bound = np.array([stage_lower_bound(_family_job(job, f), efficiency) for f in families])
+    order = np.argsort(bound, kind="stable")
+    best = float("inf")
+    for start in range(0, len(order), FIRST_FAMILIES):
+        few = [families[i] for i in order[start : start + FIRST_FAMILIES]]
+        found = survey_families(space, efficiency, few)
+        if found.layouts:
+            least = np.argsort(found.bound)[:FIRST_FAMILIES]
+            best = min(price_plans(job, efficiency, [found.layouts[i] for i in least]))
+            break
+    near = bound <= SLOWEST * best
+    kept, aside = ([families[i] for i in np.flatnonzero(which).tolist()] for which in (near, ~near))
+    return kept, aside
+
+
+def _family_job(job: Job, f: PlanFamily) -> Job:
+    return replace(job, gpus=f.gpus, parallel=f.parallel, micro_batch=f.micro_batch, recompute=Recompute())
 
 
 def _pieces(families: list[PlanFamily]) -> list[list[PlanFamily]]:
@@ -176,8 +209,9 @@ def _found(
 ) -> SearchResult:
     job, ranked = space.job, race.ranked()
     counts = SearchCounts(
-        field.legal, field.legal - len(field.layouts), len(field.layouts) - len(ranked), len(ranked), field.smallest
-    )
+        field.legal, field.legal - field.slow - len(field.layouts), len(field.layouts) - len(ranked) + field.slow,
+        len(ranked), field.smallest,
+    )  # fmt: skip
 
     def short(i: int) -> PricedPlan:
         x = field.layouts[i]
@@ -318,6 +352,7 @@ class Survey(NamedTuple):
     needed: list[float]  # bytes
     bound: list[float]  # seconds: no step takes less
     complete: bool = True  # whether all families were looked at
+    slow: int = 0  # legal plans that are surely too slow to be looked at
 
 
 def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:

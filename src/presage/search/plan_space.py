@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
+from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES
+from presage.prediction.jobs.expert_exchange import dispatch_seconds
 from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
+FUSED = ("deepep", "hybridep")  # dispatchers that are tried
+FUSING = ("megatron-core", "nemo", "torchtitan")  # where there are such
 LEAST_TOKENS = 1024  # of a sequence on a context-parallel rank
 Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
 
@@ -71,10 +75,11 @@ class PlanSpace:
         if not self.allows("dp", dp):
             return
         sequence = tp > 1 and self.job.framework.sequence and self.job.sequence % (tp * cp) == 0
+        plan = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp)
         for ep, expert_tp in self._experts(gpus // pp, tp):
-            parallel = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp, ep=ep, expert_tp=expert_tp)
-            for size in self._micro_batches(dp):
-                yield PlanFamily(gpus, parallel, size)
+            each = [replace(plan, ep=ep, expert_tp=expert_tp, dispatcher=d) for d in self._dispatchers(ep * expert_tp)]
+            for size in self._micro_batches(dp) if each else ():
+                yield PlanFamily(gpus, self._quickest(gpus, each, size), size)
 
     def layouts(self, f: PlanFamily) -> list[JobPlan]:
         """Plans of a family, in order."""
@@ -87,7 +92,9 @@ class PlanSpace:
         return [x for x in made if all(knob(x, name) in self.keep[name] for name in late)]
 
     def count(self, f: PlanFamily) -> int:
-        return len(self.layouts(f))
+        if any(name in ("zero", "sharding") for name in self.keep):
+            return len(self.layouts(f))
+        return len(self._splits(f)) * len(self._shardings(f)) * len(self._recomputes())
 
     def allows(self, name: str, value: object) -> bool:
         return name not in self.keep or str(value) in self.keep[name]
@@ -119,6 +126,21 @@ class PlanSpace:
             return [(1, 1)] if self.allows("ep", 1) and self.allows("expert_tp", 1) else []
         cuts = self._kept("expert_tp", (t for t in sorted({1, tp}) if not e.ffn % t))
         return [(n, t) for t in cuts for n in self._kept("ep", (n for n in divisors(e.experts) if not ranks % (n * t)))]
+
+    def _dispatchers(self, ranks: int) -> list[str]:
+        """Those that the software has, and the job's own; of no matter where ranks have all experts."""
+        e, own = self.job.model.experts, self.job.dispatcher
+        if e is None:
+            return [""] if self.allows("dispatcher", "") else []
+        more = FUSED if self.job.framework.key in FUSING and not e.capacity else ()
+        names = dict.fromkeys((own, USUAL, *more)) if ranks > 1 else (own,)
+        return [name for name in names if self.allows("dispatcher", name)]
+
+    def _quickest(self, gpus: int, each: list[ParallelPlan], size: int) -> ParallelPlan:
+        """The plan with the shortest exchanges, of those that differ in their dispatcher alone."""
+        if len(each) == 1:
+            return each[0]
+        return min(each, key=lambda p: dispatch_seconds(replace(self.job, gpus=gpus, parallel=p, micro_batch=size)))
 
     def _micro_batches(self, dp: int) -> list[int]:
         """Powers of two, and the job's own."""

@@ -18,8 +18,8 @@ RECOMPUTES = {
 }
 # What can be fixed (--keep), and by which plans are compared.
 KNOBS = (
-    "gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "dp", "micro_batch", "zero", "sharding",
-    "recompute",
+    "gpus", "tp", "cp", "pp", "virtual", "schedule", "ep", "expert_tp", "dispatcher", "dp", "micro_batch",
+    "zero", "sharding", "recompute",
 )  # fmt: skip
 
 
@@ -43,7 +43,8 @@ class JobPlan(NamedTuple):
         p = self.parallel
         return {
             "gpus": self.gpus, "tp": p.tp, "sequence": p.sequence_parallel, "cp": p.cp, "pp": p.pp, "ep": p.ep,
-            "expert_tp": p.expert_tp, "micro_batch": self.micro_batch, "virtual": p.virtual, "schedule": p.schedule,
+            "expert_tp": p.expert_tp, "dispatcher": p.dispatcher,
+            "micro_batch": self.micro_batch, "virtual": p.virtual, "schedule": p.schedule,
             "ends": p.ends_as_layers, "zero": p.zero, "fsdp": p.fsdp, "shard": p.shard,
             "recompute": recompute_word(self.recompute), "dp": self.dp,
         }  # fmt: skip
@@ -56,7 +57,8 @@ def apply_plan(job: Job, plan: JobPlan) -> Job:
 
 def job_plan(job: Job) -> JobPlan:
     """A job's own plan, without layers that are assigned to stages by hand."""
-    return JobPlan(job.gpus, replace(job.parallel, layers_as=()), job.micro_batch, job.recompute)
+    sent = job.dispatcher if job.model.experts else ""
+    return JobPlan(job.gpus, replace(job.parallel, layers_as=(), dispatcher=sent), job.micro_batch, job.recompute)
 
 
 def knob(x: JobPlan, name: str) -> str:
@@ -95,6 +97,7 @@ def plan_words(x: JobPlan) -> str:
         (p.ep, f"ep{p.ep}"), (p.expert_tp, f"etp{p.expert_tp}"),
     ]  # fmt: skip
     plan_words = [word for degree, word in degrees if degree > 1]
+    plan_words += [p.dispatcher] if p.dispatcher and p.ep > 1 else []
     plan_words += [f"dp{x.dp}", f"mb{x.micro_batch}"]
     if p.tp > 1 and not p.sequence_parallel:
         plan_words.append("no-sp")

@@ -26,6 +26,7 @@ def usual_knobs(job: Job) -> dict[str, frozenset[str]]:
         "schedule": (ONE_CHUNK, SEVERAL_CHUNKS),
         "ep": (1, 8, 16, 32, 64) if experts else (1,),
         "expert_tp": (1,),
+        "dispatcher": (job.dispatcher if experts else "",),
         "micro_batch": (micro, 2 * micro) if micro == 1 else (micro // 2, micro),
         "zero": (0, 1),
         "recompute": ("none", "full"),

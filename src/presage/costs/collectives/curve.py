@@ -110,7 +110,7 @@ class Corrections:
 
     def of(self, platform: str, fabric: str, op: str, group: RankGroup, nbytes: Array) -> Array:
         """For any group: a platform's own curves, or those of its fabric, between the group sizes measured."""
-        others = [p for p in self._alike(fabric, op, group) if p != platform]
+        others = [p for p in self.alike(fabric, op, group) if p != platform]
         if not self.has(platform, op, group):
             return self._mean(others, op, group, nbytes)
         own = self._between(platform, op, group, nbytes)
@@ -134,21 +134,27 @@ class Corrections:
         """Whether a platform has curves for an op in such a group: within a domain, or across domains."""
         return bool(self._groups(platform, op, group))
 
-    def _alike(self, fabric: str, op: str, group: RankGroup) -> list[str]:
+    def alike(self, fabric: str, op: str, group: RankGroup) -> list[str]:
         """Platforms of the same fabric: the innermost, or all of them where the group spans domains."""
         tiers = slice(None) if group.domains > 1 else slice(1)
         alike = (p for p, f in self.fabrics.items() if f.split()[tiers] == fabric.split()[tiers])
         return sorted(p for p in alike if self.has(p, op, group))
 
     def _groups(self, platform: str, op: str, group: RankGroup) -> list[RankGroup]:
-        groups = (g for p, o, g in self.curves if p == platform and o == op and (g.domains > 1) == (group.domains > 1))
-        return sorted((g for g in groups if group.domains == 1 or g.per_domain == group.per_domain), key=_ranks)
+        """Measured groups to lean on: within a domain, or across with as many ranks in each, or the next best."""
+        groups = [g for p, o, g in self.curves if p == platform and o == op and (g.domains > 1) == (group.domains > 1)]
+        if group.domains > 1 and groups:
+            near = min((g.per_domain for g in groups), key=lambda n: abs(math.log2(n / group.per_domain)))
+            groups = [g for g in groups if g.per_domain == near]
+        return sorted(groups, key=_ranks)
 
     def _between(self, platform: str, op: str, group: RankGroup, nbytes: Array) -> Array:
-        """Straight in the logarithm of ranks; the nearest beyond the ends."""
+        """Straight in the logarithm of ranks; the nearest beyond the ends. Across domains, at as many bytes a card."""
         groups = self._groups(platform, op, group)
-        values = np.array([self.curves[platform, op, g].at(nbytes) for g in groups])
-        return _mixed(np.log2([g.ranks for g in groups]), values, math.log2(group.ranks))
+        scale = groups[0].per_domain / group.per_domain if group.domains > 1 else 1.0
+        values = np.array([self.curves[platform, op, g].at(nbytes * scale) for g in groups])
+        ranks = [g.domains * group.per_domain if group.domains > 1 else g.ranks for g in groups]
+        return _mixed(np.log2(ranks), values, math.log2(group.ranks))
 
 
 def _ranks(group: RankGroup) -> int:

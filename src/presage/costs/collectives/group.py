@@ -14,6 +14,9 @@ from presage.hardware import Platform
 Array = npt.NDArray[np.float64]
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
+LARGEST_NODE = 16  # GPUs; a larger domain is a rack or several
+TRAY = 4  # GPUs of a node of such a rack
+
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
@@ -30,6 +33,14 @@ class RankGroup:
     def of(cls, platform: Platform, ranks: int) -> RankGroup:
         """The group of this many neighbouring ranks, packed into as few domains as possible."""
         return cls(ranks, min(ranks, platform.domain))
+
+    @classmethod
+    def on_nodes(cls, platform: Platform, ranks: int, nodes: int) -> RankGroup:
+        """The group of ranks on so many nodes. Where a rack is one domain, its nodes fill rack after rack."""
+        each = max(ranks // nodes, 1)
+        if platform.links[0].topology == "switch" and platform.domain > LARGEST_NODE and each <= TRAY:
+            each *= platform.domain // TRAY
+        return cls(ranks, min(each, ranks, platform.domain))
 
     @property
     def domains(self) -> int:

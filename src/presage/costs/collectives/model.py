@@ -11,9 +11,19 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from presage.costs.collectives import evidence
 from presage.costs.collectives.curve import GRID, Array, Correction, Corrections, TimeCurve, fit_curve
+from presage.costs.collectives.evidence import TimeRange
 from presage.costs.collectives.group import OPS, RankGroup, even_bytes, volume
-from presage.costs.collectives.law import Coefficients, Laws, knots, law_seconds, least_seconds_per_byte, protocol_costs
+from presage.costs.collectives.law import (
+    TUNED,
+    Coefficients,
+    Laws,
+    knots,
+    law_seconds,
+    least_seconds_per_byte,
+    protocol_costs,
+)
 from presage.errors import PresageError
 from presage.files.reading import DATA
 from presage.hardware import Platform
@@ -65,14 +75,14 @@ class Collectives:
         nbytes = knots(protocols, GRID)
         more = self.fitted.corrections.of(here.key, here.fabrics, op, group, nbytes)
         seconds = law_seconds(protocols, nbytes) * np.exp(more)
-        if op != "send_recv" and group.domains > 1 < group.per_domain:  # others to talk to make no domain quicker
-            within = RankGroup(group.per_domain, group.per_domain)
-            seconds = np.maximum(seconds, self.curve(op, within).many(nbytes))
+        for part in _parts(op, group):  # others to talk to make no part of a group quicker
+            seconds = np.maximum(seconds, self.curve(op, part).many(nbytes))
         return TimeCurve.through(nbytes, seconds).at_least(least_seconds_per_byte(op, group, here))
 
     def busbw(self, op: str, nbytes: Any, group: RankGroup) -> Any:
         """Bus bandwidth in bytes/s, by the convention of nccl-tests."""
-        return volume(op, group.ranks) * nbytes / self.seconds(op, nbytes, group)
+        took = self.seconds(op, nbytes, group)  # none for no bytes
+        return volume(op, group.ranks) * nbytes / np.maximum(took, np.finfo(float).tiny)
 
     def all_to_all_v(self, sent: Any, group: RankGroup) -> float:
         """An uneven all-to-all: `sent` is bytes from rank to rank (n x n), or a pair of totals (sent, received).
@@ -91,6 +101,27 @@ class Collectives:
         if self.measured(op, group):
             return "measured"
         return "near measured" if self.fitted.corrections.has(self.platform.key, op, group) else "composed"
+
+    def time_range(self, op: str, group: RankGroup) -> TimeRange:
+        """How much of the predicted time this op takes in nine of ten cases, by what was measured that is like it."""
+        origin, corrections = self.origin(op, group), self.fitted.corrections
+        if origin == "measured":
+            return evidence.MEASURED
+        if group.domains > 1:
+            return evidence.NODES if group.domains <= evidence.SEEN_NODES else evidence.MORE_NODES
+        if origin == "near measured":
+            return evidence.NEAR
+        alike = corrections.alike(self.platform.fabrics, op, group)
+        return evidence.SAME_LINKS if alike else evidence.OTHER_LINKS
+
+
+def _parts(op: str, group: RankGroup) -> list[RankGroup]:
+    """Smaller groups that a group is never quicker than: one domain's part of it, a domain's first ranks."""
+    if op == "send_recv":
+        return []
+    if group.domains > 1:
+        return [RankGroup(group.per_domain, group.per_domain)] if group.per_domain > 1 else []
+    return [RankGroup(TUNED, TUNED)] if group.ranks > TUNED else []
 
 
 @cache
@@ -159,6 +190,7 @@ class BusBandwidth:
     nbytes: tuple[float, ...]
     seconds: tuple[float, ...]
     busbw: tuple[float, ...]  # bytes/s, as nccl-tests counts it
+    range: TimeRange
 
 
 def bus_table(platform: Platform) -> list[BusBandwidth]:
@@ -171,4 +203,12 @@ def bus_table(platform: Platform) -> list[BusBandwidth]:
 def _bus(model: Collectives, op: str, group: RankGroup) -> BusBandwidth:
     nbytes = np.array(SIZES)
     seconds, bus = model.seconds(op, nbytes, group), model.busbw(op, nbytes, group)
-    return BusBandwidth(op, group, model.origin(op, group), SIZES, tuple(seconds.tolist()), tuple(bus.tolist()))
+    return BusBandwidth(
+        op,
+        group,
+        model.origin(op, group),
+        SIZES,
+        tuple(seconds.tolist()),
+        tuple(bus.tolist()),
+        model.time_range(op, group),
+    )

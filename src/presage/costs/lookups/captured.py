@@ -1,11 +1,14 @@
 """Lookups of captured code: their seconds by the embedding model, and the tables that `presage shard` places.
 
 A table-batched lookup (FBGEMM's, as TorchRec calls it) is one op with the rows and columns of its tables; PyTorch's own
-EmbeddingBag is one op a table. How rows repeat is not in code: indices are taken to be drawn evenly.
+EmbeddingBag is one op a table. Lookups repeat rows as their op says, by a skew for each table; where it does not, they
+are taken to be even. A trace has all weights of a group in one tensor: its tables are taken to be of one size, and its
+backward is an autograd node.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from presage.costs.lookups import Reuse, Table, embedding_model
@@ -15,20 +18,52 @@ from presage.hardware import Gpu
 
 LOOKUP = "fbgemm::split_embedding_codegen_lookup_function"
 BAG = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+TRACED = re.compile(r"fbgemm::(split|dense)_embedding_codegen_lookup(_\w+)?_function")
+TRACED_BACKWARD = re.compile(r"(kernel::)?torch::autograd::CppNode<SplitLookupFunction_\w+>")
+SORT_AND_UPDATE = 8  # kernels of a backward
 EVEN = Reuse(alpha=0.0)
 
 
 def lookup_seconds(graph: Graph, gpu: Gpu) -> dict[int, float]:
     """Seconds of the table-batched lookups of a step, by their places among its ops."""
     found = {i: op for i, op in enumerate(graph.ops) if op.name.startswith(LOOKUP) and len(_sizes(op)) == 2}
-    if not found:
+    groups = {i: (*_group(graph, op), op.name.endswith("Backward")) for i, op in found.items()} | _traced(graph)
+    if not groups:
         return {}
-    model, out = embedding_model(gpu), {}
-    for i, op in found.items():
-        tables, samples = _group(graph, op)
-        back = op.name.endswith("Backward")
-        out[i] = (model.backward if back else model.forward)(tables, samples)
+    model = embedding_model(gpu)
+    return {
+        i: (model.backward if back else model.forward)(tables, samples) for i, (tables, samples, back) in groups.items()
+    }
+
+
+def _traced(graph: Graph) -> dict[int, tuple[list[Table], int, bool]]:
+    """Tables, samples and direction of a trace's lookups; a backward is of the forward whose result is as large."""
+    forward: dict[int, tuple[list[Table], int]] = {}  # by numbers in the result
+    out: dict[int, tuple[list[Table], int, bool]] = {}
+    for i, op in enumerate(graph.ops):
+        if TRACED.fullmatch(op.name) and (group := _traced_group(graph, op)) is not None:
+            out[i] = (*group, False)
+            forward[group[1] * sum(t.dim for t in group[0])] = group
+        elif TRACED_BACKWARD.fullmatch(op.name):
+            size = max((t.elements for t in _tensors(graph, op)), default=0)
+            if size in forward:
+                out[i] = (*forward[size], True)
     return out
+
+
+def _traced_group(graph: Graph, op: Op) -> tuple[list[Table], int] | None:
+    """Tables of one size that hold the weights of a traced lookup; None where its inputs are not told."""
+    at = next((k for k, x in enumerate(op.inputs) if type(x) is int), 0)  # all columns; those of the widest table next
+    wide, given = op.inputs[at] if at else None, (op.inputs[at - 1], *op.inputs[at + 4 : at + 6])
+    if type(wide) is not int or wide < 1 or not all(isinstance(x, Ref) for x in given) or len(given) != 3:
+        return None
+    ends, indices, offsets = (graph.tensors[x.id] for x in given if isinstance(x, Ref))
+    weights = max(t.elements for t in _tensors(graph, op))
+    count = max(1, ends.elements - 1)
+    samples = max(1, (offsets.elements - 1) // count)
+    pooling = indices.elements / count / samples
+    one = Table("table", max(1, weights // wide), max(1, wide // count), pooling, EVEN)
+    return [one] * count, samples
 
 
 def captured_tables(graph: Graph) -> tuple[tuple[Table, ...], int]:
@@ -65,8 +100,10 @@ def _group(graph: Graph, op: Op, first: int = 0) -> tuple[list[Table], int]:
     indices, offsets = list(_tensors(graph, op))[-2:]
     samples = max(1, (offsets.elements - 1) // len(rows))
     pooling = indices.elements / len(rows) / samples
-    sizes = enumerate(zip(rows, dims, strict=True))
-    return [Table(f"table_{first + k}", max(1, n), d, pooling, EVEN) for k, (n, d) in sizes], samples
+    skews = next((x for x in op.inputs if isinstance(x, list) and x and all(type(n) is float for n in x)), [])
+    reuse = [Reuse(alpha=a) for a in skews] if len(skews) == len(rows) else [EVEN] * len(rows)  # type: ignore[arg-type]
+    sizes = enumerate(zip(rows, dims, reuse, strict=True))
+    return [Table(f"table_{first + k}", max(1, n), d, pooling, r) for k, (n, d, r) in sizes], samples
 
 
 def _bag(graph: Graph, op: Op, place: int) -> tuple[Table, int]:

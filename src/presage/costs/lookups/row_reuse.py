@@ -113,6 +113,14 @@ def zipf(alpha: float, rows: int, lookups: float) -> Lookups:
     return Lookups.of(lookups, expected_rows, np.where(expected_rows > 1e-9, uses, FIRST))
 
 
+def missed_rows(alpha: float, rows: int, lookups: float, kept: float) -> float:
+    """Expected distinct rows of a batch that are not among the `kept` most frequent ones, under a Zipf skew."""
+    many, share = _segments(alpha, max(1, rows))
+    ends = np.cumsum(many)
+    beyond = np.clip((ends - kept) / many, 0.0, 1.0)
+    return float((beyond * many) @ -np.expm1(-lookups * share))
+
+
 def _segments(alpha: float, rows: int) -> tuple[Array, Array]:
     """Ranges of row ranks: number of rows, and the share of lookups of each row."""
     ones = np.arange(1.0, min(rows, EXACT) + 2)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
+from presage.configs.transformer import Experts
 from presage.errors import InputError, PresageError
 from presage.files.reading import lines
 from presage.noise.distribution import Distribution, Empirical, Fixed
@@ -71,7 +72,11 @@ def experts_load(job: Job, skew: float, rng: np.random.Generator) -> Floats:
     by_rank = counts.reshape(*counts.shape[:2], p.ep, -1).sum(axis=3)
     busiest = (by_rank.max(axis=2) / by_rank.mean(axis=2)).mean(axis=1)
     drawn = rng.choice(busiest, COUNT)
-    return _priced(drawn, lambda x: _busy(replace(job, model=replace(job.model, experts=replace(e, imbalance=x)))))
+    return _priced(drawn, lambda x: _busy(_with_experts(job, replace(e, imbalance=x, loads=()))))
+
+
+def _with_experts(job: Job, experts: Experts) -> Job:
+    return replace(job, model=replace(job.model, experts=experts))
 
 
 def _busy(job: Job, paces: WorkPaces = EVEN) -> float:

@@ -11,6 +11,7 @@ from presage.graph.families import family
 from presage.graph.graph import Graph, Op
 from presage.prediction.from_code.code_traits import parameters
 from presage.prediction.from_code.describe import CodeJob
+from presage.prediction.jobs.efficiency import shipped_efficiency
 from presage.prediction.jobs.job_detail import job_roofline
 from presage.prediction.jobs.job_step import US, job_step, layer_host_of, update_bytes
 from presage.prediction.step import StepResult
@@ -87,7 +88,8 @@ def _host(job: Job, code: StepResult) -> dict[str, float]:
     """Host time of a layer, without FSDP's own ops: the law of jobs has its hooks as measured, and adds them."""
     if job.parallel.pp > 1 or job.recompute.mode != "none":
         return {}
-    took, usual = dict.fromkeys(("forward", "backward", "other", "optimizer"), 0.0), layer_host_of(job)
+    took = dict.fromkeys(("forward", "backward", "other", "optimizer"), 0.0)
+    usual = layer_host_of(job, shipped_efficiency())
     for op, seconds in zip(code.graph.ops, code.basis.program.host_seconds.tolist(), strict=True):
         took[op.phase] += 0.0 if job.parallel.fsdp and _of_fsdp(op) else seconds
     ends = job.microbatches * usual.ends_forward, job.microbatches * usual.ends_backward

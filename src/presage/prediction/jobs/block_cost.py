@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from presage.configs.job import Job
+from presage.configs.job import Job, activation_bytes
 from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import RankGroup
+from presage.costs.exchange import TokenExchange, fused_seconds, nccl_seconds
 from presage.costs.kernel_model import KernelModel, OpTime
 from presage.costs.overlap import channels, contention
 from presage.errors import PresageError
 from presage.graph.graph import Op, argument
 from presage.graph.work import COLLECTIVES
 from presage.hardware import Gpu
+from presage.parallel.dispatchers import dispatcher
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_bound_graph
@@ -154,24 +156,25 @@ class BlockCostModel:
         axis, nbytes = AXES[op.group], argument(op, "bytes")
         assert isinstance(nbytes, (int, float))
         if axis is Axis.EP:
-            exposed = self.dispatch(nbytes)
+            exposed = self.exchange_seconds(COLLECTIVES[op.name], nbytes)
         else:
             exposed = self.collective_seconds(COLLECTIVES[op.name], nbytes, axis)
         if overlap := layer.overlaps.get(place):
             exposed = self._exposed(axis, exposed, self._compute_seconds(times[overlap.compute]), overlap.whole)
         return BlockCost(**{axis.value: exposed})
 
-    def dispatch(self, nbytes: float) -> float:
-        """Tokens to the ranks of their experts. In two steps a token crosses the network once for each domain that has
-        one of its experts, however many it has there."""
-        group, e = self.groups[Axis.EP], self.job.model.experts
-        if group.domains == 1 or e is None or not self.job.framework.two_step_dispatch:
-            return self.collective_seconds("all_to_all", nbytes, Axis.EP)
-        domains, chosen = group.domains, e.top_k
-        copies = domains * (1 - (1 - 1 / domains) ** chosen) / chosen
-        across = self.collectives.seconds("all_to_all", nbytes * copies, RankGroup(domains, 1))
-        within = self.collectives.seconds("all_to_all", nbytes, RankGroup(group.per_domain, group.per_domain))
-        return float(max(across, within)) * self.paces.ep
+    def exchange_seconds(self, op: str, nbytes: float) -> float:
+        """Tokens to the ranks of their experts, or back: `nbytes` of a rank, once for each of a token's experts."""
+        job, e, d = self.job, self.job.model.experts, dispatcher(self.job.dispatcher)
+        cut, domain = job.parallel.expert_tp, job.platform.domain
+        if e is None or not d.fused:
+            cuts = RankGroup(cut, min(cut, domain))
+            return nccl_seconds(op, nbytes, self.groups[Axis.EP], cuts, self.collectives) * self.paces.ep
+        ranks = job.parallel.ep * cut
+        width = float(job.model.hidden * activation_bytes(job))
+        sent = TokenExchange(nbytes / (width * e.top_k), e.top_k * cut, width, e.most_domains(ranks, domain))
+        group, launched = RankGroup(ranks, min(ranks, domain)), job.framework.host != "graph"
+        return fused_seconds(d, sent, group, self.collectives, launched) * self.paces.ep
 
     def _exposed(self, axis: Axis, alone: float, cover: float, whole: bool) -> float:
         """What is left of a transfer that runs under `cover` seconds of compute: cut into as many parts as there are
@@ -198,10 +201,12 @@ def _sum(costs: Sequence[BlockCost], places: Iterable[int]) -> BlockCost:
 
 def communicators(job: Job) -> Mapping[Axis, RankGroup]:
     """The communicators of a job on its platform."""
-    return _communicators(job.parallel, job.gpus, job.platform.domain)
+    flat = job.framework.flat_gathers and job.parallel.by_layer and not job.parallel.fsdp
+    return _communicators(job.parallel, job.gpus, job.platform.domain, flat)
 
 
 @lru_cache(4096)
-def _communicators(plan: ParallelPlan, gpus: int, domain: int) -> Mapping[Axis, RankGroup]:
+def _communicators(plan: ParallelPlan, gpus: int, domain: int, flat: bool) -> Mapping[Axis, RankGroup]:
     axes = plan.axes(gpus).items()
-    return {axis: RankGroup(ranks, max(1, min(ranks, domain // stride))) for axis, (ranks, stride) in axes}
+    found = {axis: RankGroup(ranks, max(1, min(ranks, domain // stride))) for axis, (ranks, stride) in axes}
+    return found | ({Axis.SHARD: RankGroup(found[Axis.SHARD].ranks, 1)} if flat else {})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from presage.configs.job import Job
 from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
+from presage.parallel.dispatchers import dispatcher
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.replica_traffic import reduction
@@ -45,10 +46,21 @@ def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow
     backward = max(again + reduce, back + taken * (again + reduce)) + reduce / parts
     waits = forward - ahead + backward - back
     launches = _host(job, c, host)
-    late = [max(0.0, h * pricer.paces.host - t) for h, t in zip(launches, (forward, backward), strict=True)]
+    met = [_waited(job, cost) for cost in both]
+    times = zip(launches, met, (forward, backward), strict=True)
+    late = [max(0.0, h * pricer.paces.host + wait - t) for h, wait, t in times]
     backward += late[1]
     weight = backward * c.passes.backward.weight * slow / back if back else 0.0  # it waits as the rest does
     return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
+
+
+def _waited(job: Job, c: BlockCost) -> float:
+    """Seconds of exchanges with experts that the host does not launch beside. Ranks meet in each, and counts of one are
+    read back before the next layer's is launched, so no host runs ahead of it; exchanges by NCCL that overlap with
+    another microbatch's passes leave the host that one's launches."""
+    if job.framework.host == "graph" or not c.ep:
+        return 0.0
+    return 0.0 if job.overlap.experts and not dispatcher(job.dispatcher).fused else c.ep
 
 
 def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> float:
@@ -56,7 +68,8 @@ def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> floa
     if not job.overlap.experts or not c.ep:
         return 0.0
     beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
-    return beside * (1 - pricer.held)
+    sms = dispatcher(job.dispatcher).sms
+    return beside * (1 - (sms / job.platform.gpu.sms if sms else pricer.held))
 
 
 def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float]:

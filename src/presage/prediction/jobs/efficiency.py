@@ -1,9 +1,9 @@
-"""Two factors between what presage's laws say and what whole training runs show.
+"""Three factors between what presage's laws say and what whole training runs show.
 
 Products on tensor cores take longer in training than by themselves: operands come from memory rather than from cache,
-and other things run beside them. The factors are fitted on public runs (`tools/fit_runs.py`), the same for every model,
-GPU, framework and source. The file also has what the fit gives without each source in turn, so that errors on a source
-can be shown that it had no part in.
+and other things run beside them. The host takes longer for experts' layers than their counted ops do. The factors are
+fitted on public runs (`tools/fit_runs.py`), the same for every model, GPU, framework and source. The file also has what
+the fit gives without each source in turn, so that errors on a source can be shown that it had no part in.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Efficiency:
 
     product: float = 1.0  # products on tensor cores
     backward: float = 1.0  # those of the backward pass, on top of that
+    experts: float = 1.0  # the host's time of experts' layers, beside what their ops take by themselves
 
 
 LAWS = Efficiency()

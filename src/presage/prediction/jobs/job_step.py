@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from presage.configs.job import Job
 from presage.costs.host_model import HostModel, host_model
-from presage.costs.layer_host import LayerHost, layer_host
+from presage.costs.layer_host import ExpertHost, LayerHost, layer_host
 from presage.engine import exposed_after, exposed_before
 from presage.errors import PresageError
 from presage.hardware.architecture import architecture
@@ -19,11 +20,11 @@ from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.host_choice import chosen_host
-from presage.prediction.jobs.block_cost import BlockCostModel
+from presage.prediction.jobs.block_cost import BlockCostModel, Passes
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.replica_traffic import exchange
-from presage.prediction.jobs.stages import Chunk, Stages, chunks
+from presage.prediction.jobs.stages import Chunk, Stages, chunks, layer_passes
 from presage.prediction.jobs.transformer_layer import softmax_fused
 from presage.prediction.jobs.weights import Weights, weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
@@ -73,7 +74,7 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     """A lower bound of the step time, far cheaper than `job_step`: at full clock, a stage's work between the first
     forward pass that reaches it and the last backward pass that leaves it."""
     p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
-    plan, host = chunks(job, pricer), layer_host_of(job)
+    plan, host = chunks(job, pricer), layer_host_of(job, pricer.efficiency)
     times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
     forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
     busy = job.microbatches * (plan.counts @ (forward + backward))
@@ -82,6 +83,19 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
         way = way + backward[plan.at].min(axis=1)
     longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
     return float(longest + _update(job, pricer, plan, host))
+
+
+def stage_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
+    """A bound below that of `step_lower_bound`, and cheaper: the layers' compute, spread evenly over the stages."""
+    pricer, m = BlockCostModel(job, efficiency or shipped_efficiency()), job.model
+    counted = Counter((m.has_experts(i), m.has_window(i)) for i in range(m.layers))
+    first = {(m.has_experts(i), m.has_window(i)): i for i in reversed(range(m.layers))}
+    layers = sum(_least(layer_passes(job, pricer, first[kind])) * times for kind, times in counted.items())
+    return job.microbatches * layers / job.parallel.pp
+
+
+def _least(one: Passes) -> float:
+    return sum(c.compute + c.tp + c.cp for c in (one.forward, one.backward))
 
 
 def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> float:
@@ -100,16 +114,24 @@ def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> 
     return power.slowdown(power.energy(flops, both.nbytes * n), tensor, max(0.0, seconds - tensor))
 
 
-def layer_host_of(job: Job) -> LayerHost:
+def layer_host_of(job: Job, efficiency: Efficiency) -> LayerHost:
     """Host time of the job's layers."""
     era = architecture(job.platform.gpu.architecture).host_era
     f, p = job.framework, job.parallel
     fused = f.attention not in ("unfused", "fused-softmax")
-    sizes = p.tp, p.sequence_parallel, job.model.experts is not None, fused, softmax_fused(job)
+    sizes = p.tp, p.sequence_parallel, _expert_host(job, efficiency), fused, softmax_fused(job), f.graphs
     host = layer_host(f.host, era, *sizes) if not job.host else _on_host(layer_host(f.host, OWN_ERA, *sizes), job.host)
     if not f.forward_us:
         return host
     return replace(host, forward=f.forward_us * US, backward=f.backward_us * US, recompute=f.forward_us * US)
+
+
+def _expert_host(job: Job, efficiency: Efficiency) -> ExpertHost | None:
+    e = job.model.experts
+    if e is None:
+        return None
+    local = max(1, e.experts // job.parallel.ep)
+    return ExpertHost(job.dispatcher, local, job.overlap.experts, efficiency.experts)
 
 
 def _on_host(h: LayerHost, name: str) -> LayerHost:
@@ -154,7 +176,7 @@ class StepInputs(NamedTuple):
 
     @staticmethod
     def of(job: Job, pricer: BlockCostModel) -> StepInputs:
-        p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job)
+        p, plan, host = job.parallel, chunks(job, pricer), layer_host_of(job, pricer.efficiency)
         schedule = Schedule.of(p.pipeline_kind.name, p.pp, job.microbatches, p.virtual)
         sent = None if _by_layer(job) else _dp_traffic(job, pricer, plan)
         update = _update(job, pricer, plan, host)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.configs.transformer import CLAMPED
 from presage.costs.families.attention import AttentionShape
+from presage.parallel.dispatchers import dispatcher
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.layer_graph import LOW, LayerBuilder, LayerGraph, PendingOp
 
@@ -248,6 +250,8 @@ def activation(b: LayerBuilder, job: Job, s: RankSizes, numbers: float) -> None:
     """An activation function with so many outputs; a gated one reads two inputs for each."""
     reads = 2 if job.model.gated else 1
     forward, backward = (reads + 1) * s.bytes * numbers, (2 * reads + 1) * s.bytes * numbers
+    if job.model.activation == CLAMPED:  # both halves clamped and joined before Megatron's fused kernel, as they are
+        forward, backward = forward + 4 * reads * s.bytes * numbers, backward + 5 * reads * s.bytes * numbers
     if job.framework.fused_norms or job.framework.compiled:
         return b.block("act", [b.memory_bound(forward)], [b.memory_bound(backward)])
     more = 2 * s.bytes * numbers * (1 if job.model.gated else 0)  # the gate's output is written and read again
@@ -259,34 +263,47 @@ def expert_blocks(b: LayerBuilder, job: Job, s: RankSizes) -> None:
     m, p, e = job.model, job.parallel, job.model.experts
     assert e is not None
     tokens = s.between if p.sequence_parallel or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
-    routed = tokens * e.top_k * (e.capacity or e.imbalance)  # tokens that reach a rank's experts
+    routed = tokens * e.top_k * e.busiest(p.ep)  # tokens that reach a rank's experts
     here, width = max(1, e.experts // p.ep), max(1, e.ffn // p.expert_tp)
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
     router = b.gemm(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
     moved = tokens * e.top_k * s.width * s.bytes
-    spread = b.collective("all_to_all", float(routed * s.width * s.bytes), Axis.EP) if p.ep > 1 else None
+    there, home = _exchanges(b, job, float(tokens * s.width * s.bytes), routed / tokens)
     scores = b.memory_bound(12.0 * tokens * e.experts, 8)
-    ordered = b.memory_bound(2.0 * routed * s.width * s.bytes, 2, "permute")
-    fused = job.framework.fused_dispatch
+    d = dispatcher(job.dispatcher)
+    ordered = None if d.sorts else b.memory_bound(2.0 * routed * s.width * s.bytes, 2, "permute")
     # gathered by token; weighted, and added up by token with atomics
-    out, back = (None if fused else b.memory_bound(share * moved, 3, "permute") for share in (2.0, 3.2))
+    out, back = (None if d.fused else b.memory_bound(share * moved, 3, "permute") for share in (2.0, 3.2))
     b.block("router", [router, scores], [scores, router, router])
-    b.block("dispatch", [out, spread, ordered], [ordered, spread, out])
-    expert_gemms(b, s, "moe_up", here, (rows, width * (2 if m.gated else 1), s.width))
+    b.block("dispatch", [out, there, ordered], [ordered, home, out])
+    expert_gemms(b, job, s, "moe_up", here, (rows, width * (2 if m.gated else 1), s.width))
     activation(b, job, s, rows * here * width)
-    expert_gemms(b, s, "moe_down", here, (rows, s.width, width))
-    b.block("combine", [ordered, spread, back], [back, spread, ordered])
+    expert_gemms(b, job, s, "moe_down", here, (rows, s.width, width))
+    b.block("combine", [ordered, home, back], [back, there, ordered])
     if e.shared_ffn:
         feed_forward(b, job, s, "shared", e.shared_ffn)
 
 
-def expert_gemms(b: LayerBuilder, s: RankSizes, name: str, groups: int, size: tuple[int, int, int]) -> None:
+def _exchanges(b: LayerBuilder, job: Job, nbytes: float, copies: float) -> tuple[PendingOp | None, PendingOp | None]:
+    """Tokens to the ranks of their experts, and back: `nbytes` of a rank's tokens, each sent so many times."""
+    ranks = job.parallel.ep * job.parallel.expert_tp
+    if ranks == 1:
+        return None, None
+    if job.dispatcher != "allgather":
+        both = b.collective("all_to_all", nbytes * copies, Axis.EP)
+        return both, both
+    whole = nbytes * job.parallel.ep  # of all ranks
+    return b.collective("all_gather", whole, Axis.EP), b.collective("reduce_scatter", whole, Axis.EP)
+
+
+def expert_gemms(b: LayerBuilder, job: Job, s: RankSizes, name: str, groups: int, size: tuple[int, int, int]) -> None:
     """A linear layer of each expert of a rank."""
     rows, n, k = size
     forward = b.gemm(rows, n, k, s.kind, groups=groups)
     back = b.gemm(rows, k, n, s.kind, groups=groups, weight_k_major=False)
     weight = b.weight_gradient(n, k, rows, s.kind, groups)
-    b.block(name, [_cast(b, s, rows * groups * k), forward], [_cast(b, s, rows * groups * n), back, weight])
+    bias = _bias(b, job, s, rows * groups * n)
+    b.block(name, [_cast(b, s, rows * groups * k), forward], [_cast(b, s, rows * groups * n), back, weight, bias])
 
 
 # ---- What comes before the first layer and after the last, as graph ops: embedding, vocabulary head, loss.
