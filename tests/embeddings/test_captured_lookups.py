@@ -172,7 +172,7 @@ def test_torchrec_is_captured_with_its_plan(tmp_path: Path, kind: str) -> None:
     assert names.count("fbgemm::split_embedding_codegen_lookup_functionBackward") == 1
     exchanges = [n for n in names if "alltoall" in n or "reduce_scatter" in n or "allgather" in n]
     assert len(exchanges) == 5  # sizes, lengths, indices; pooled rows there and back
-    assert any("looked up evenly" in note for note in graph.notes)
+    assert any("repeat as in the captured batch, whose lookups have a skew of 0 (" in note for note in graph.notes)
     for place, seconds in lookup_seconds(graph, gpu("h200")).items():
         assert times[place].seconds == pytest.approx(seconds, rel=0.2)  # but for throttling
 
@@ -194,3 +194,58 @@ def test_lookups_are_priced_by_the_embedding_model() -> None:
     assert lookup_seconds(builder.build(source="x"), gpu("h200"))[0] == pytest.approx(
         embedding_model(gpu("h200")).forward([table], 8192)
     )
+
+
+def test_table_row_wise_meets_inside_the_node_and_between_nodes(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import rank_set_of
+
+    code = TORCHREC.replace("local_world_size=world", "local_world_size=int(os.environ['LOCAL_WORLD_SIZE'])")
+    source = _written(tmp_path / "trw.py", code)
+    team = rank_set_of(source, 4, None, "4xgv100", {"kind": "table_row_wise"})  # pairs of GPUs count as nodes
+    groups = {op.group for step in team.steps for op in step.graph.ops if op.group}
+    assert {"world", "2 ranks, 1 apart", "2 ranks, 2 apart"} <= groups
+    held = {
+        rank: op.inputs[-3] for s in team.steps for op in s.graph.ops if _is_lookup(op.name) for rank in s.graph.ranks
+    }
+    assert sorted(held) == [0, 1, 2, 3] and held[0] == held[1] != held[2] == held[3]  # nodes hold tables of their own
+    assert team.timeline.end.max() > 0
+
+
+def _is_lookup(name: str) -> bool:
+    return name == "fbgemm::split_embedding_codegen_lookup_function"
+
+
+def test_a_node_without_tables_takes_part_in_exchanges_of_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import predict_ranks
+
+    code = TORCHREC.replace("local_world_size=world", "local_world_size=int(os.environ['LOCAL_WORLD_SIZE'])")
+    code = code.replace("ROWS = [40000, 3000, 120000, 17, 5000]", "ROWS = [40000]")
+    found = predict_ranks(_written(tmp_path / "one.py", code), 4, None, "4xgv100", {"kind": "table_row_wise"}, draws=1)
+    assert found.many is not None and min(c.nbytes for c in found.many.collectives) == 0
+    assert all(c.busbw >= 0 for c in found.many.collectives)
+
+
+def test_lookups_of_a_skewed_batch_are_priced_by_their_skew(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import rank_set_of
+
+    even = "torch.randint(0, n, (local * pooling,), device=device)"
+    assert even in TORCHREC
+    code = TORCHREC.replace(even, "(torch.rand(local * pooling) ** 8 * n).long().to(device)")
+    team = rank_set_of(_written(tmp_path / "skew.py", code), 2, None, "dgx-h200", {"batch": 32768})
+    tables, _ = captured_tables(team.steps[0].graph)
+    assert max(t.reuse.alpha or 0.0 for t in tables) > 0.5
+    assert any("captured batch, whose lookups have a skew of 0" in note for note in team.steps[0].graph.notes)
+
+
+def test_a_skew_is_counted_where_rows_repeat_more_than_by_chance() -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("torch")
+    from presage.capture.torchrec_hooks import skew_of
+
+    rng = np.random.default_rng(0)
+    assert skew_of(rng.integers(0, 100_000, 4096), 100_000) == 0.0
+    assert skew_of((100_000 * rng.random(4096) ** 8).astype(int), 100_000) > 0.5
+    assert skew_of(rng.integers(0, 1, 0), 100_000) == 0.0

@@ -116,7 +116,9 @@ def environment(groups: ProcessGroups, alone: bool = False) -> Iterator[None]:
 
 
 # How frameworks forget the groups of a process, which they keep in their modules.
-_FRAMEWORKS = "megatron", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "torchtitan", "fairscale"
+_FRAMEWORKS = (
+    "megatron", "deepspeed", "accelerate", "lightning", "pytorch_lightning", "torchtitan", "fairscale", "torchrec",
+)  # fmt: skip
 _FORGET = (
     ("megatron.core.parallel_state", "destroy_model_parallel"),
     ("megatron.core.num_microbatches_calculator", "destroy_num_microbatches_calculator"),

@@ -1,28 +1,86 @@
 """TorchRec and FBGEMM on fake tensors: a group's lookup as the two ops that a profiler shows, with its tables beside.
 
 FBGEMM's table-batched lookup is C++ for CUDA tensors. In its place stand its forward op and its backward op, with the
-optimizer in it, by their bytes: rows looked up, each once where a batch repeats it (rows are taken to be drawn
-evenly, as index data made for a capture is), pooled rows, indices. The ops keep rows and columns of their tables.
+optimizer in it, by their bytes: rows looked up, each once where a batch repeats it, pooled rows, indices. The ops keep
+rows and columns of their tables, and how skewed the lookups of each are: by the indices of the captured batch, before
+they are sent to the ranks that hold the tables, or even where these are not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import sqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from presage.capture.compiled import is_capturing
 from presage.capture.contents import current_recorder
+from presage.costs.lookups.captured import SORT_AND_UPDATE
+from presage.costs.lookups.row_reuse import fit_alpha, zipf
 from presage.graph.graph import OpCost
 
 LOOKUP = "fbgemm::split_embedding_codegen_lookup_function"
 BACKWARD = LOOKUP + "Backward"
 SORTED = 6 * 16  # bytes through memory for each lookup that is sorted: six passes over pairs of 8 bytes
-CHECK_AND_LOOKUP, SORT_AND_UPDATE = 2, 8  # kernels
+CHECK_AND_LOOKUP = 2  # kernels
 EVENLY = "rows of FBGEMM's tables are taken to be looked up evenly: where some are looked up often, it is faster"
+AS_CAPTURED = "rows of FBGEMM's tables repeat as in the captured batch, whose lookups have a skew of {} (0: even)"
+CHANCE = 3.0  # standard deviations below which fewer distinct rows are not a skew
+_SKEWS: dict[tuple[str, int], float] = {}  # by a table's name and rows: those of the first rank's batch
+
+
+def _replace_input(module: Any) -> None:
+    """Before indices are sent to the ranks that hold the tables, how often each table's rows repeat is counted."""
+    sharded = module.ShardedEmbeddingBagCollection
+    own = sharded.input_dist
+
+    def input_dist(self: Any, ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_capturing() and current_recorder() is not None:
+            _count_repeats(self._embedding_bag_configs, features)
+        return own(self, ctx, features, *args, **kwargs)
+
+    sharded.input_dist = input_dist
+
+
+def _count_repeats(tables: Any, features: Any) -> None:
+    """Keep the skew of each table's lookups; nothing where the indices are not known."""
+    found = [_numbers(getattr(features, name, None)) for name in ("_values", "_lengths")]
+    if found[0] is None or found[1] is None:
+        return
+    (indices, lengths), keys = found, list(features.keys())
+    ends = np.cumsum(lengths.reshape(len(keys), -1).sum(axis=1))
+    by_key = dict(zip(keys, np.split(indices, ends[:-1]), strict=True))
+    for table in tables:
+        used = np.concatenate([by_key[name] for name in table.feature_names if name in by_key] or [indices[:0]])
+        key = table.name, int(table.num_embeddings)
+        if key not in _SKEWS or torch.distributed.get_rank() == 0:
+            _SKEWS[key] = skew_of(used, key[1])
+
+
+def _numbers(tensor: Any) -> Any:
+    """What a tensor holds; None where that is not known."""
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    recorder = current_recorder()
+    with _disable_current_modes():
+        found = recorder.shadows.numbers(tensor)
+        return None if found is None or found.assumed else np.asarray(found.data.tolist(), np.int64)
+
+
+def skew_of(indices: Any, rows: int) -> float:
+    """The skew of some lookups into a table, to a twentieth; 0 where rows repeat no more than by chance."""
+    count, distinct = len(indices), len(np.unique(indices))
+    if not count:
+        return 0.0
+    even = zipf(0.0, rows, count).distinct
+    if distinct >= even - CHANCE * sqrt(max(count - even, 1.0)):
+        return 0.0
+    return round(20 * fit_alpha(distinct, count, rows)) / 20
 
 
 def _replace_slice(module: Any) -> None:
@@ -46,10 +104,9 @@ def _replace_lookup(module: Any) -> None:
     def forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return own(self, indices, offsets, *args, **kwargs)
-        rows, dims = _tables(self)
         anchor = self.weights_dev.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
         return _Lookup.apply(  # type: ignore[no-untyped-call]
-            anchor, self.weights_dev.detach(), indices, offsets, rows, dims
+            anchor, self.weights_dev.detach(), indices, offsets, *_tables(self)
         )
 
     group.forward = forward
@@ -64,12 +121,15 @@ def _replace_lookup(module: Any) -> None:
     dense.forward = dense_forward
 
 
-def _tables(group: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows and columns of the table of each feature."""
+def _tables(group: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    """Rows, columns and skew of the table of each feature; no skews where one is not known."""
     specs = group.embedding_specs
     features = getattr(group, "feature_table_map", None) or range(len(specs))
     rows, dims = (tuple(int(specs[t][k]) for t in features) for k in (0, 1))
-    return rows, dims
+    names = getattr(group, "table_names", None) or []
+    known = {name: skew for (name, _), skew in _SKEWS.items()}  # a table cut by rows has fewer here
+    told = [known.get(names[t]) if t < len(names) else None for t in features]
+    return rows, dims, tuple(x for x in told if x is not None) if None not in told else ()
 
 
 def _replace_placement(module: Any) -> None:
@@ -93,49 +153,51 @@ class _Lookup(torch.autograd.Function):
     """Forward and backward of a group's lookup."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any) -> Any:
+    def forward(
+        ctx: Any, anchor: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any, skews: Any
+    ) -> Any:
         del anchor
         samples = (offsets.numel() - 1) // max(1, len(rows))
         out = weights.new_empty((samples, sum(dims)), dtype=torch.float32)
-        ctx.tables = rows, dims
+        ctx.tables = rows, dims, skews
         ctx.save_for_backward(weights, indices, offsets)
         cost = _forward_cost(indices, out, rows, dims, weights)
-        _record(LOOKUP, [weights, indices, offsets], [out], [], rows, dims, cost)
+        _record(LOOKUP, [weights, indices, offsets], [out], [], ctx.tables, cost)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weights, indices, offsets = ctx.saved_tensors
-        rows, dims = ctx.tables
+        rows, dims, _ = ctx.tables
         cost = _backward_cost(indices, gradients[0], rows, dims, weights)
-        _record(BACKWARD, [weights, gradients[0], indices, offsets], [], [weights], rows, dims, cost)
-        return None, None, None, None, None, None
+        _record(BACKWARD, [weights, gradients[0], indices, offsets], [], [weights], ctx.tables, cost)
+        return None, None, None, None, None, None, None
 
 
 class _DenseLookup(torch.autograd.Function):
     """A group whose weights get a dense gradient: tables that all ranks hold."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any) -> Any:
-        return _Lookup.forward(ctx, None, weights, indices, offsets, rows, dims)
+    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any, skews: Any) -> Any:
+        return _Lookup.forward(ctx, None, weights, indices, offsets, rows, dims, skews)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weights, indices, offsets = ctx.saved_tensors
-        rows, dims = ctx.tables
         out = torch.zeros_like(weights)
+        rows, dims, _ = ctx.tables
         cost = _backward_cost(indices, gradients[0], rows, dims, weights)
-        _record(BACKWARD, [out, gradients[0], indices, offsets], [], [out], rows, dims, cost)
-        return out, None, None, None, None
+        _record(BACKWARD, [out, gradients[0], indices, offsets], [], [out], ctx.tables, cost)
+        return out, None, None, None, None, None
 
 
-def _record(
-    name: str, given: list[Any], made: list[Any], written: list[Any], rows: Any, dims: Any, cost: OpCost
-) -> None:
+def _record(name: str, given: list[Any], made: list[Any], written: list[Any], tables: Any, cost: OpCost) -> None:
+    rows, dims, skews = tables
     recorder = current_recorder()
     if recorder is not None:
-        recorder.note(EVENLY)
-        recorder.record_kernel(name, [*given, list(rows), list(dims)], made, written, cost)
+        span = f"{min(skews):.4g} to {max(skews):.4g}" if len(set(skews)) > 1 else f"{max(skews, default=0):.4g}"
+        recorder.note(AS_CAPTURED.format(span) if skews else EVENLY)
+        recorder.record_kernel(name, [*given, list(rows), list(dims), list(skews)], made, written, cost)
 
 
 def distinct_rows(lookups: float, rows: Sequence[int]) -> list[float]:
@@ -165,6 +227,7 @@ def _backward_cost(indices: Any, gradient: Any, rows: Any, dims: Any, weights: A
 HOOKED: dict[str, Callable[[Any], None]] = {
     "torch.distributed.remote_device": _replace_placement,
     "torchrec.distributed.collective_utils": _skip_validation,
+    "torchrec.distributed.embeddingbag": _replace_input,
     "torchrec.distributed.composable.table_batched_embedding_slice": _replace_slice,
     "fbgemm_gpu.split_table_batched_embeddings_ops_training": _replace_lookup,
 }

@@ -1,9 +1,11 @@
 """The step of one rank of a recommendation model: dense layers as ops, embeddings as ops timed by the sharding plan.
 
 The order is that of TorchRec: the dense features go first, then lookups, the exchange of pooled rows, interaction, top
-layers; backward in the opposite order. Pipelined (TrainPipelineSparseDist), the indices of the next batch are sent
-beside this one's work: sizes before the forward pass, lengths and indices between forward and backward. All
-collectives share one communicator, as they do there, so they run one after the other.
+layers; backward in the opposite order. Around the exchange pooled rows are copied as its comm_ops.py does (1.8): into
+the buffer that is sent, and side by side once received; gradients are cut by rank, put together and divided. Pipelined
+(TrainPipelineSparseDist), the indices of the next batch are sent beside this one's work: sizes before the forward pass,
+lengths and indices between forward and backward. All collectives share one communicator, as they do there, so they run
+one after the other.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class DlrmStep:
         counts = ((1, "int64"), (3 * job.ranks, "int64"), (sparse.bags, job.index), (sparse.lookups, job.index))
         self.done, self.sizes, self.lengths, self.coming = (self.tape.input((n,), d, nbytes=0) for n, d in counts)
         self.ready = self.tape.input((sparse.lookups,), job.index, nbytes=0)
+        self.rows_ahead = self.tape.input((1,), "float32", nbytes=0)
         self.pooled = self.tape.input((self.rows, sparse.placed), self.wire, nbytes=0)  # of the mean rank
         self.partial = self.tape.input((self.rows * job.ranks, sparse.by_rows), self.wire, nbytes=0)
 
@@ -98,7 +101,8 @@ class DlrmStep:
         tape, sends = self.tape, name.startswith("c10d")
         before, tape.module = tape.module, f"{SPARSE}{which}"
         inputs = [Ref(t) for t in dict.fromkeys([*writes, *reads])]
-        where = GROUP if sends else MEMORY_COPY if which == "copy" and self.job.pipelined else ""
+        ahead = which in ("copy", "cache") and self.job.pipelined
+        where = GROUP if sends else MEMORY_COPY if ahead else ""
         tape.emit(name, inputs, writes, *within, writes=writes, stream=where, group=GROUP if sends else "", sync=sync)
         tape.module = before
 
@@ -106,8 +110,10 @@ class DlrmStep:
         return self.job.ranks > 1 and self.sparse.placed + self.sparse.by_rows > 0
 
     def _copy_next(self) -> None:
-        """The batch after next, from the host."""
+        """The batch after next, from the host; and rows that the cache lacks, where they are fetched ahead."""
         self._op("copy", "aten::copy_", [], [self.coming], "aten::to", "aten::_to_copy")
+        if self.job.system.cache_load_factor < 1 and self.job.system.prefetch:
+            self._op("cache", "fbgemm::lxu_cache_populate", [], [self.rows_ahead])
 
     def _send_sizes(self, wait: bool = False) -> None:
         if self._sends():
@@ -140,6 +146,8 @@ class DlrmStep:
         for kind in kinds:
             self._op(f"{kind}.forward", LOOKUP, [self.ready], [self.pooled, self.partial], "TBE::forward")
         if sparse.placed and many:
+            self._encode(self.pooled)
+            tape.emit("aten::copy_", [Ref(self.pooled)] * 2, [self.pooled], "All2All_Pooled_Req", writes=[self.pooled])
             self._op("output", ALL_TO_ALL, [self.pooled], [self._columns(embedded, sparse.placed)])
         if sparse.by_rows and many:
             self._op(
@@ -148,19 +156,24 @@ class DlrmStep:
         return kinds, embedded
 
     def _received(self, embedded: int, kinds: list[str]) -> None:
-        """Pooled rows in the order of the tables."""
-        self.tape.module = "embeddings"
-        both, around = [Ref(embedded), Ref(embedded)], "fbgemm::permute_pooled_embs"
-        self.tape.emit("aten::copy_", both, [embedded], around, writes=[embedded])
-        self.tape.note(lambda: self._embedded_back(embedded, kinds))
+        """Pooled rows side by side: those of the ranks that sent them, then those of the features."""
+        tape, placed = self.tape, self.sparse.placed
+        tape.module = "embeddings"
+        if placed and self.job.ranks > 1:
+            came = self._columns(embedded, placed)
+            self._decode(came)
+            whole = tape.add_tensor(tape.of(embedded).storage, (self.rows, placed), "float32")
+            tape.emit("aten::cat", [[Ref(whole)], 1], [whole], "All2All_Pooled_Wait", writes=[whole])
+        tape.emit("aten::cat", [[Ref(embedded)], 1], [embedded], writes=[embedded])
+        tape.note(lambda: self._embedded_back(embedded, kinds))
 
     def _embedded_back(self, embedded: int, kinds: list[str]) -> None:
         tape, many = self.tape, self.job.ranks > 1
         gradient = tape.cast(tape.gradients.pop(embedded), "float32")
         flat = tape.activation((self.rows, self.width), "float32")
-        tape.emit("aten::cat", [[Ref(gradient)], 1], [flat], ENGINE + "All2All_Pooled_WaitBackward")
+        tape.emit("aten::cat", [[Ref(gradient)], 1], [flat], ENGINE + "SplitWithSizesBackward0")
         if self.sparse.placed and many:
-            self._op("gradient", ALL_TO_ALL, [self._columns(flat, self.sparse.placed)], [self.pooled])
+            self._send_gradient(self._columns(flat, self.sparse.placed))
         if self.sparse.by_rows and many:
             self._op("gather", "c10d::_allgather_base_", [self._columns(flat, self.sparse.by_rows)], [self.partial])
         reads = [self.pooled, self.partial, flat, self.ready]
@@ -169,6 +182,39 @@ class DlrmStep:
             if kind == "replicas" and many:
                 weights = tape.input((self.sparse.replicas,), "float32", nbytes=0)
                 self._op("replicas", "c10d::allreduce_", [self.done], [weights])
+
+    def _send_gradient(self, flat: int) -> None:
+        """Gradients of pooled rows, put together by rank and sent; the receiver divides them by the ranks."""
+        tape, node = self.tape, ENGINE + "All2All_Pooled_WaitBackward"
+        width = tape.of(flat).shape[1]
+        for rank in range(min(self.job.ranks, width)):
+            columns = width * (rank + 1) // self.job.ranks - width * rank // self.job.ranks
+            if columns:
+                part = tape.add_tensor(tape.of(flat).storage, (self.rows, columns), "float32", 0, (width, 1))
+                own = tape.activation((self.rows, columns), "float32")
+                tape.emit("aten::copy_", [Ref(own), Ref(part)], [own], node, "aten::contiguous", writes=[own])
+        tape.emit("aten::cat", [[Ref(flat)]], [flat], node, writes=[flat])
+        self._encode(flat, node)
+        self._op("gradient", ALL_TO_ALL, [flat], [self.pooled])
+        self._decode(self.pooled, node)
+        inputs = [Ref(self.pooled), float(self.job.ranks)]
+        tape.emit("aten::div_", inputs, [self.pooled], node, writes=[self.pooled], overload="Scalar")
+
+    def _encode(self, sent: int, *within: str) -> None:
+        """Numbers in what the wire carries (TorchRec's quantised communication): clamped to its range, then cast."""
+        tape = self.tape
+        if self.wire != "float32":
+            whole = tape.activation(tape.of(sent).shape, "float32")
+            if self.wire == "float16":
+                tape.emit("aten::clamp", [Ref(whole), -65504.0, 65504.0], [whole], *within)
+            tape.emit("aten::copy_", [Ref(sent), Ref(whole)], [sent], *within, "aten::to", writes=[sent])
+
+    def _decode(self, came: int, *within: str) -> None:
+        """Numbers that came, as they are computed with."""
+        tape = self.tape
+        if self.wire != "float32":
+            whole = tape.activation(tape.of(came).shape, "float32")
+            tape.emit("aten::copy_", [Ref(whole), Ref(came)], [whole], *within, "aten::to", writes=[whole])
 
     def _interaction(self, dense: int, sparse: int) -> int:
         job, tape = self.job, self.tape

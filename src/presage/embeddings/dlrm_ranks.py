@@ -62,19 +62,24 @@ def dlrm_ranks(
     tell: Tell = lambda _done, _best: None,
     pace: float = 1.0,
     given: ShardingPlan | None = None,
+    train: bool = True,
 ) -> DlrmRanks:
     """The ranks of a job; `place` where the platform is not one that ships, `given` where the plan is known.
 
-    `pace`: how many times as long as usual the hosts take.
+    `pace`: how many times as long as usual the hosts take. `train`: whether a step is more than its forward pass.
     """
     where = place or _platform(job.platform)
     prices = ShardCosts(_problem(job, where), model)
     plan = given or _plan(job, prices, seconds, tell)
     cost = sharding_cost(plan, prices)
     if cost.over:
-        raise PresageError(f"the plan {job.plan} needs {cost.over / 1024**3:.4g} GiB more than a rank has for tables")
+        fullest = int(cost.load.memory.argmax())
+        raise PresageError(
+            f"the plan {job.plan} needs {cost.over / 1024**3:.4g} GiB more than a rank has for tables: rank {fullest} "
+            "is the fullest; move or cut a table there, or keep rows in the host's memory (cache_load_factor)"
+        )
     host, pace = machine(where.gpu.key), pace * (GRAPHED if job.system.cuda_graph else 1.0)
-    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace), host, pace)
+    return DlrmRanks(job, prices, plan, cost, _ranks(job, prices, plan, cost, host, pace, train), host, pace)
 
 
 def evaluation_seconds(ranks: DlrmRanks) -> float:
@@ -93,7 +98,7 @@ def evaluation_seconds(ranks: DlrmRanks) -> float:
 def _problem(job: DlrmJob, where: Platform) -> ShardingProblem:
     return ShardingProblem(
         job.tables, job.batch, job.ranks, where, job.memory, job.embedding_optimizer, job.lengths, INDICES[job.index],
-        WIRES[job.wire], job.system.exchange == "two_tier",
+        WIRES[job.wire], job.system.exchange == "two_tier", job.system.cache_load_factor, job.system.prefetch,
     )  # fmt: skip
 
 
@@ -197,6 +202,7 @@ def _common_times(prices: ShardCosts, cost: ShardingCost, common: SharedTableCos
     exchange = prices.pooled(load)
     return {
         "copy": copied / prices.problem.platform.gpu.pcie,
+        "cache": load.fetch,
         "sizes": prices.announce(),
         "lengths": prices.announce(),
         "indices": float(prices.exchange(load.indices.max())),
@@ -244,5 +250,6 @@ def predict_dlrm(ranks: DlrmRanks, *, draws: int = DRAWS, steps: int = STEPS, se
     if many is not None:
         kinds = (replace(k, peak_memory=int(memory[k.rank]), host=k.host * ranks.pace) for k in many.kinds)
         many = replace(many, kinds=tuple(kinds))
-    host = result.host * ranks.pace
-    return with_model_error(replace(result, many=many, peak_memory=int(memory.max()), host=host), "recommendation")
+    host, inside = result.host * ranks.pace, ranks.prices.problem.platform.links[0]
+    kind = "recommendation_pcie" if inside.fabric == "pcie" and ranks.job.ranks > 1 else "recommendation"
+    return with_model_error(replace(result, many=many, peak_memory=int(memory.max()), host=host), kind)

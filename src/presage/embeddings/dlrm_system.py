@@ -28,6 +28,8 @@ class DlrmSystem:
     one_reduce: bool = False  # one all-reduce of dense gradients beside the tables' updates; else by part, as ready
     exchange: str = "flat"  # pooled rows by one all-to-all, or summed inside the node first, then between nodes
     replicate_GB: float = 0.0  # tables below this, with Adagrad's state, are on all ranks; 0: none (plan "hugectr")
+    cache_load_factor: float = 1.0  # the share of rows in GPU memory; below 1 the tables are in the host's memory
+    prefetch: bool = False  # rows that the cache lacks are fetched one batch ahead
     plan: str = "auto"  # where the job names none
 
 
@@ -39,6 +41,8 @@ SOURCES = {
     "one_reduce": "HugeCTR: grouped_all_reduce, after the bottom layers' backward (model_pipeline.cpp)",
     "exchange": "HugeCTR: CommunicationStrategy.Hierarchical with sharding plan hier_auto, in MLPerf's train.py",
     "replicate_GB": "MLPerf configs: DP_SHARDING_THRESHOLD 0.008 (one node), 0.0125 (more), none in v3.0",
+    "cache_load_factor": "TorchRec: compute kernel fused_uvm_caching, CacheParams.load_factor; hot rows are kept",
+    "prefetch": "TorchRec: PrefetchTrainPipelineSparseDist, prefetch_pipeline of CacheParams",
     "pipelined": "TorchRec: TrainPipelineSparseDist; HugeCTR: train_inter_iteration_overlap",
 }
 _HUGECTR = DlrmSystem(
@@ -68,6 +72,8 @@ def dlrm_system(framework: str, options: dict[str, Any] | None = None) -> DlrmSy
         if given.get(name, choices[0]) not in choices:
             raise PresageError(f"{name} of [system] is {given[name]!r}: choose from {', '.join(choices)}")
     found = replace(base, **given)
+    if not 0 < found.cache_load_factor <= 1:
+        raise PresageError(f"cache_load_factor of [system] is {found.cache_load_factor}: a share of rows, 0 to 1")
     if not found.fused_dense and (found.gradient != "fp32" or found.one_reduce):
         raise PresageError("gradient and one_reduce of [system] need fused_dense = true: DDP sends fp32 in buckets")
     return found

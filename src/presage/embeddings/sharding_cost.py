@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from presage.costs.collectives import Collectives, RankGroup
+from presage.costs.lookups.row_reuse import missed_rows
 from presage.embeddings import EmbeddingModel, Table, embedding_model
 from presage.embeddings.sharding_plan import DATA, PLACED, ROW, TABLE_ROW, ShardingPlan, ShardingProblem
 
@@ -27,6 +28,7 @@ class RankLoads:
     output: Array
     memory: Array
     outer: Array | None = None  # bytes of pooled rows that leave the rank's node, where rows are summed in it first
+    fetch: float = 0.0  # seconds that the slowest rank exchanges rows with its host's memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def rank_loads(parts: ShardArrays, ranks: Array, common: SharedTableCosts, price
         forward = backward = np.zeros(n)
     rest = summed(parts.indices, common.indices), summed(parts.output, 0.0), summed(parts.memory, common.memory)
     outer = _leaving(parts, ranks, prices) if prices.problem.two_tier and len(ranks) else None
-    return RankLoads(forward + common.forward, backward + common.backward, *rest, outer)
+    fetch = summed(parts.fetch, 0.0)
+    forward = forward + common.forward + (0.0 if prices.problem.prefetched else fetch)
+    return RankLoads(forward, backward + common.backward, *rest, outer, float(fetch.max()) + common.fetch)
 
 
 def _leaving(parts: ShardArrays, ranks: Array, prices: ShardCosts) -> Array:
@@ -136,6 +140,7 @@ class Shard:
     indices: float  # bytes in
     output: float  # bytes out
     memory: float
+    fetch: float = 0.0  # seconds to exchange rows with the host's memory, where a cache lacks them
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,11 +152,12 @@ class ShardArrays:
     indices: Array
     output: Array
     memory: Array
+    fetch: Array
 
     @staticmethod
     def of(tables: Sequence[int], parts: Sequence[Shard], width: int = 0) -> ShardArrays:
         """`width`: terms of a part, where there may be none."""
-        rest = [np.array([getattr(p, n) for p in parts], float) for n in ("indices", "output", "memory")]
+        rest = [np.array([getattr(p, n) for p in parts], float) for n in ("indices", "output", "memory", "fetch")]
         width = len(parts[0].terms) if parts else width
         return ShardArrays(np.array(tables, int), np.array([p.terms for p in parts]).reshape(len(parts), width), *rest)
 
@@ -167,6 +173,7 @@ class SharedTableCosts:
     replicas: float = 0.0  # bytes of the all-reduce
     dense: float = 0.0  # seconds of dense updates
     memory: float = 0.0
+    fetch: float = 0.0  # seconds to exchange rows with the host's memory
 
     @property
     def forward(self) -> float:
@@ -197,8 +204,19 @@ class ShardCosts:
     def _part(self, table: Table, terms: Array) -> Shard:
         batch = self.problem.batch
         indices, output = (table.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
-        state = table.rows * STATE[self.problem.optimizer]
-        return Shard(terms, indices, output, table.weight_bytes + state + 2 * indices + 2 * output)
+        held, fetch = self._held(table)
+        return Shard(terms, indices, output, held + 2 * indices + 2 * output, fetch)
+
+    def _held(self, table: Table) -> tuple[float, float]:
+        """Bytes of weights and state in the GPU's memory, and seconds a step to fetch the rows that its cache lacks and
+        to write back those they replace."""
+        each, share = table.dim * table.width + STATE[self.problem.optimizer], self.problem.cached
+        if share >= 1:
+            return table.rows * each, 0.0
+        reuse, parts = table.reuse, table.reuse.parts
+        rows, lookups = table.rows * parts, table.pooling * self.problem.batch * parts
+        missed = missed_rows(reuse.skew(rows), rows, lookups, share * rows) / parts
+        return share * table.rows * each, 2 * missed * each / self.problem.platform.gpu.pcie
 
     def cuts(self, table: int) -> list[int]:
         """Into how many parts of columns a table may be cut."""
@@ -232,8 +250,8 @@ class ShardCosts:
     def _row_part(self, table: Table, cut: int) -> Shard:
         batch, one = self.problem.batch, table.rows_part(cut)
         indices, output = (one.pooling + 1) * batch * self.problem.index, batch * table.dim * self.problem.wire
-        state = one.rows * STATE[self.problem.optimizer]
-        return Shard(self._terms([one], batch)[0], indices, output, one.weight_bytes + state + 2 * indices + 2 * output)
+        held, fetch = self._held(one)
+        return Shard(self._terms([one], batch)[0], indices, output, held + 2 * indices + 2 * output, fetch)
 
     def _replica(self, table: Table) -> Shard:
         copies = 2 + DENSE_STATE[self.problem.optimizer]  # weights, gradients
@@ -248,7 +266,9 @@ class ShardCosts:
         dense = DENSE_PASSES * weights / (REACHED * self.problem.platform.gpu.memory_bandwidth)
         memory = float(rows.memory.sum() + held.memory.sum()) + self.received
         sizes = float(rows.indices.sum()), float(rows.output.sum())
-        return SharedTableCosts(self._group(rows), self._group(held), *sizes, weights, dense, memory)
+        (there, back), fetch = self._group(rows), float(rows.fetch.sum())
+        there += 0.0 if self.problem.prefetched else fetch
+        return SharedTableCosts((there, back), self._group(held), *sizes, weights, dense, memory, fetch)
 
     def _group(self, parts: ShardArrays) -> tuple[float, float]:
         """Forward and backward of parts that are one group."""

@@ -67,6 +67,8 @@ class ShardingProblem:
     index: int = 8  # bytes of an index or a length: int64
     wire: int = 4  # bytes of a pooled number, or its gradient, as they are sent
     two_tier: bool = False  # pooled rows are exchanged inside the node first, then between nodes
+    cached: float = 1.0  # the share of a table's rows in the GPU's memory; below 1 the weights are the host's
+    prefetched: bool = False  # rows that the cache lacks are fetched while the batch before is computed
 
     def __post_init__(self) -> None:
         if not self.tables:
