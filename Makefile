@@ -73,6 +73,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/python docs/make_kernels.py $(DATA)
 	$(BIN)/python docs/make_labels.py $(DATA)
 	$(BIN)/python docs/make_scripts.py
+	$(BIN)/python docs/make_field.py
 	$(BIN)/python docs/make_whatif.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)
@@ -84,6 +85,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/presage accuracy embeddings $(DATA)/h200/tbe_groups.json
 	$(BIN)/presage accuracy sharding $(DATA)/h200/tbe_sharding.json
 	$(BIN)/presage accuracy dlrm $(DATA)/runs/public_runs.csv
+	$(BIN)/presage accuracy jobs $(DATA)/traces/dlrm_8xv100 $(DATA)/traces/torchrec_dlrm_4xv100
 
 bench: $(READY) ## speed of the engine, the trace reader and predictions, next to alternatives where there are any
 	$(BIN)/python bench/startup.py

@@ -310,7 +310,8 @@ def page(
         "",
         "This page is written by `make accuracy` from the measured data. Errors are of step times, as fractions of",
         "the measured ones. A row is one step of one rank.",
-        "Pages of their own: [kernels](kernels.md), [many ranks](ranks_accuracy.md), [jobs at scale](runs.md).",
+        "Pages of their own: [kernels](kernels.md), [many ranks](ranks_accuracy.md), [jobs at scale](runs.md),",
+        "[recommendation jobs](sharding.md#how-right-it-is): MLPerf's runs, traced TorchRec jobs, TorchRec's planner.",
         "",
     ]
     parts = [replay_part(result, data), capture_part(capture), steps_part(peaks), memory_part(peaks), sure_part(data)]

@@ -174,8 +174,10 @@ gathers are taken off. presage sees only the twin without ranks. The constants o
 (presage.costs.host_model) were set on these steps, so the steps are no blind test; GPU time and memory have no
 constant set on them, but for what DDP keeps of its first step's buckets."""
 SENT = """Of `nccl_busbw.csv`: `time`, every third size of each curve left out of the fit; `gpu_left_out`, a whole GPU
-type; `shipped`, the model as it ships; `interpolated`, a straight line between neighbours for comparison;
-`repeated`, one measurement against another."""
+type; `links_left_out`, a generation of links; `ranks_left_out`, a group size of a GPU; `nodes_left_out`, all that was
+measured across nodes; `shipped`, the model as it ships; `interpolated`, a straight line between neighbours for
+comparison; `repeated`, one measurement against another. Further figures across nodes are in
+[collectives](collectives.md#across-nodes)."""
 RUNS = """Rows of `public_runs.csv` of one node with up to 8 GPUs that a captured PyTorch model can stand for
 (workloads/public.py): nothing was tuned on them. The GPUs are A100 and H100, which were never calibrated
 here."""

@@ -166,12 +166,13 @@ def bars(result: AccuracyResult, full: int) -> Iterator[str]:
 
 
 def factors(result: AccuracyResult) -> Iterator[str]:
-    yield "| fitted without | GEMMs | those of the backward pass, on top |\n|---|---|---|"
+    yield "| fitted without | GEMMs | those of the backward pass, on top | the host of experts' layers |"
+    yield "|---|---|---|---|"
     for name, e in (
         ("nothing: as shipped", shipped_efficiency()),
-        *((s, efficiency_without(s)) for s in sources(result)),
+        *((s, efficiency_without(s)) for s in (*sources(result), "aws_moe_ep")),
     ):
-        yield f"| {name} | {e.product:.3f} | {e.backward:.3f} |"
+        yield f"| {name} | {e.product:.3f} | {e.backward:.3f} | {e.experts:.3f} |"
 
 
 def fit_tool() -> Any:
@@ -196,17 +197,19 @@ class Line:
 
 def priors(path: Path) -> Iterator[str]:
     """Left-out errors with other widths of the prior, linearised about the fit that ships."""
-    fit, x = fit_tool(), np.log([shipped_efficiency().product, shipped_efficiency().backward])
-    kept = fit.read(path)
+    fit, e = fit_tool(), shipped_efficiency()
+    x, paths = np.log([getattr(e, name) for name in fit.NAMES]), (path, more_runs(path))
+    kept = [row for one in paths for row in fit.read(one)]
     fit.MOST = sys.maxsize
     rows = fit.read(path)
     some, every = Line(kept, *fit.linear(kept, x)), Line(rows, *fit.linear(rows, x))
     shown = [s for s in text.BARS if any(s == r[0] for r in rows)]
-    yield f"| width | GEMMs | backward | median | MAPE | {' | '.join(shown)} |"
-    yield "|" + "---|" * (5 + len(shown))
-    for fit.PRIOR in PRIORS:
+    yield f"| width | GEMMs | backward | experts | median | MAPE | {' | '.join(shown)} |"
+    yield "|" + "---|" * (6 + len(shown))
+    for width in PRIORS:
+        fit.PRIOR |= {"product": width, "backward": width}
         whole = fit.factors(fit.solved(kept, some.base, some.slopes, x, ""))
-        head = ["none" if PRIORS[-1] == fit.PRIOR else f"{fit.PRIOR:.2f}", *(f"{v:.3f}" for v in whole)]
+        head = ["none" if PRIORS[-1] == width else f"{width:.2f}", *(f"{v:.3f}" for v in whole)]
         yield f"| {' | '.join(head)} | {prior_cells(errors_left_out(fit, some, every, x), shown)}"
 
 
@@ -327,6 +330,45 @@ def skipped(result: AccuracyResult) -> Iterator[str]:
 # ---- the page
 
 
+def more_runs(path: Path) -> Path:
+    """The table of steps by dispatcher, beside that of public runs."""
+    return path.parent / "aws_moe" / "aws_moe_runs.csv"
+
+
+def dispatchers(path: Path) -> Iterator[str]:
+    """Every step by dispatcher."""
+    result, rows = score_runs(path), dict(read_table(path, COLUMNS))
+    yield "| dispatcher | ep | microbatch | overlap | predicted | measured | error |\n|---|---|---|---|---|---|---|"
+    for r in of(result, LEFT):
+        row = rows[line_of(r.name)]
+        way = row["ep_dispatcher"] + (f" over {row['ep_transport']}" if row["ep_dispatcher"] == "deepep" else "")
+        what = f"{way} | {row['ep']} | {row['micro_batch']} | {row['a2a_overlap']}"
+        yield f"| {what} | {r.predicted:.3g} s | {r.measured:.3g} s | {percent(r.error, sign=True)} |"
+    yield from ("", "| | n | MAPE | median | p90 | max | bias |\n|---|---|---|---|---|---|---|")
+    kinds = (("left out", LEFT), ("as shipped", SHIPPED), ("laws alone", LAWS))
+    yield from (f"| {name} | {cells(of(result, metric))} |" for name, metric in kinds)
+    yield from ("", *(f"{name}: {percent(rate)}." for name, rate in result.rates.items() if "sign" in name))
+
+
+def judged(found: float, bar: float) -> str:
+    return f"{percent(found)}{'' if found <= bar else ', **missed**'}"
+
+
+def asked(result: AccuracyResult, more: AccuracyResult) -> Iterator[str]:
+    """Bars that were set, and what was found."""
+    rows, extra = of(result, LEFT), of(more, LEFT)
+    blackwell = [r for r in rows if any(f"GPU {name}" in r.also for name in ("B200", "B300", "GB300"))]
+    yield "| | n | found | asked |\n|---|---|---|---|"
+    for name, some, bar in (
+        ("experts: MAPE", [r for r in rows if "MoE" in r.also], 0.12), ("steps by dispatcher: MAPE", extra, 0.20),
+        ("B200, B300, GB300: MAPE", blackwell, 0.10), ("all rows: MAPE", [*rows, *extra], 0.085),
+    ):  # fmt: skip
+        found = score(some)
+        yield f"| {name} | {found.n} | {judged(found.mape, bar)} | {percent(bar)} |"
+    median = score([*rows, *extra]).median
+    yield f"| all rows: median | {len(rows) + len(extra)} | {judged(median, 0.065)} | 6.5% |"
+
+
 def page(path: Path) -> Iterator[str]:
     result, table = score_runs(path), dict(read_table(path, COLUMNS))
     full = called_full(result, table)
@@ -334,6 +376,8 @@ def page(path: Path) -> Iterator[str]:
     yield f"On A100s alone sources disagree, by their bias: {biases(result)}."
     yield "No factor that is the same for all makes them agree."
     yield from (f"Closer by the laws alone than with factors: {better_alone(result)}.", "", text.OTHERS, "")
+    yield from ("## Steps by dispatcher", "", text.DISPATCHERS, "", *dispatchers(more_runs(path)), "")
+    yield from ("## What falls short", "", *asked(result, score_runs(more_runs(path))), "", text.SHORT, "")
     yield from ("## What is fitted", "", text.FITTED, "", *factors(result), "")
     yield from ("## What was chosen with errors in view", "", text.CHOSEN, "", *priors(path), "")
     yield from cuts(result, table)

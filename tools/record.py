@@ -1,13 +1,16 @@
 """Run training steps on a GPU and record them: step times, memory, one Kineto trace each. Needs torch and numpy only.
 
-    python tools/record.py workloads/varied.py OUT_DIR [--minutes 8] [--only REGEX]
+    python tools/record.py workloads/varied.py OUT_DIR [--minutes 8] [--only REGEX] [--ahead 2]
 
 Cases already in OUT_DIR/measured.json are left alone, so a run that was cut goes on where it stopped.
+Each case runs in a process of its own. With --ahead N the next N start meanwhile and import what they need; one at a
+time uses the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import gzip
 import importlib.util
@@ -16,6 +19,8 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -62,8 +67,8 @@ def timed(step) -> dict:
     }
 
 
-def traced(step, path: Path) -> dict:
-    """Two profiled steps; the kernel time of one."""
+def traced(step):
+    """Two steps under the profiler."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
@@ -71,6 +76,11 @@ def traced(step, path: Path) -> dict:
             with record_function(f"ProfilerStep#{k}"):
                 step()
         torch.cuda.synchronize()
+    return prof
+
+
+def written(prof, path: Path) -> dict:
+    """The trace without what is of no use to timing, as a file; the kernel time of one step."""
     raw = path.with_suffix("")
     prof.export_chrome_trace(str(raw))
     trace = json.loads(raw.read_text())
@@ -89,26 +99,49 @@ def slim(event: dict) -> dict:
     return event
 
 
-def record(build, name: str, out: Path) -> dict:
+@contextmanager
+def gpu_alone(out: Path):
+    """Waits until no other case uses the GPU."""
+    with (out / ".gpu").open("a") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
+
+
+def record(module, name: str, out: Path, trace: bool) -> dict:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    step = build("cuda", name)
-    for _ in range(WARM_UP):
-        step()
-    torch.cuda.synchronize()
-    row = timed(step)
-    row["peak_alloc"] = torch.cuda.max_memory_allocated()
-    row["peak_reserved"] = torch.cuda.max_memory_reserved()
-    return row | traced(step, out / f"{name}.json.gz")
+    getattr(module, "prepare", lambda _: None)(name)  # imports
+    with gpu_alone(out):
+        torch.cuda.reset_peak_memory_stats()
+        step = module.build("cuda", name)
+        for _ in range(WARM_UP):
+            step()
+        torch.cuda.synchronize()
+        row = timed(step)
+        row["peak_alloc"] = torch.cuda.max_memory_allocated()
+        row["peak_reserved"] = torch.cuda.max_memory_reserved()
+        prof = traced(step) if trace else None
+        del step
+        gc.collect()
+    return row if prof is None else row | written(prof, out / f"{name}.json.gz")
 
 
-def alone(args, name: str) -> dict:
-    """One case in a process of its own, so that nothing of the others (workspaces, random states) is in its memory."""
-    call = [sys.executable, __file__, str(args.workloads), str(args.out), "--one", name]
+def alone(args, name: str, end: float) -> dict | None:
+    """One case in a process of its own, so that nothing of the others (workspaces, random states) is in its memory.
+    None after `end`."""
+    if time.monotonic() > end:
+        return None
+    call = [
+        sys.executable,
+        __file__,
+        str(args.workloads),
+        str(args.out),
+        "--one",
+        name,
+        *(["--times"] if args.times else []),
+    ]
     said = subprocess.run(call, capture_output=True, text=True)
     return json.loads(said.stdout.splitlines()[-1]) if said.returncode == 0 else {"error": said.stderr[-500:]}
 
@@ -119,25 +152,28 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--ahead", type=int, default=0, help="cases that start while another is measured")
+    parser.add_argument("--times", action="store_true", help="step times and memory only, no trace")
     parser.add_argument("--one", default="", help="only this case, its row to standard output")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(record(load(args.workloads).build, args.one, args.out)))
+        print(json.dumps(record(load(args.workloads), args.one, args.out, not args.times)))
         return
     args.out.mkdir(parents=True, exist_ok=True)
     listing = args.out / "measured.json"
     found = json.loads(listing.read_text()) if listing.exists() else {"platform": platform(), "cases": {}}
     module, end = load(args.workloads), time.monotonic() + 60 * args.minutes
-    for name in module.CASES:
-        if name in found["cases"] or not re.search(args.only, name):
-            continue
-        if time.monotonic() > end:
-            print("out of time; run again to go on")
-            break
-        row = alone(args, name)
-        found["cases"][name] = row
-        listing.write_text(json.dumps(found, indent=1))
-        print(name, {k: v for k, v in row.items() if k != "per_step_ms"}, flush=True)
+    names = [n for n in module.CASES if n not in found["cases"] and re.search(args.only, n)]
+    with ThreadPoolExecutor(1 + args.ahead) as pool:
+        runs = {name: pool.submit(alone, args, name, end) for name in names}
+        for name, run in runs.items():
+            row = run.result()
+            if row is None:
+                print(name, "out of time; run again to go on")
+                continue
+            found["cases"][name] = row
+            listing.write_text(json.dumps(found, indent=1))
+            print(name, {k: v for k, v in row.items() if k != "per_step_ms"}, flush=True)
 
 
 def platform() -> dict:

@@ -57,7 +57,7 @@ def ops(result: ps.StepResult) -> list[str]:
 
 def _of_code(notes: Sequence[str]) -> list[str]:
     """Notes on what was captured: not the one on the host that is assumed."""
-    return [note for note in notes if not note.startswith("host assumed")]
+    return [note for note in notes if not note.startswith("host unknown")]
 
 
 def test_a_model_with_a_batch_is_the_step_a_function_would_build() -> None:

@@ -62,7 +62,7 @@ def test_jobs_that_can_be_run_have_no_problems() -> None:
         (job(tp=1), "sequence_parallel needs tp > 1: tp is 1"),
         (job(pp=1, virtual=2), "virtual > 1 needs pp > 1: virtual is 2, pp is 1"),
         (job(schedule="interleaved"), "schedule interleaved needs virtual > 1: virtual is 1"),
-        (job(schedule="2f2b"), "schedule is '2f2b': choose from 1f1b, interleaved, gpipe, zero-bubble"),
+        (job(schedule="2f2b"), "no pipeline schedule '2f2b': choose from 1f1b, interleaved, gpipe, zero-bubble"),
         (job(virtual=2, global_batch=480), "microbatches = pp x n (interleaved): 30 is no multiple of 4; try 28 or 32"),
         (job(pp=4, virtual=32), "pp x virtual <= layers: 4 x 32 = 128 is more than 80"),
         (job(layers_as=(20, 20, 40)), "layers_as has pp x virtual entries: 3 is not 4 x 1 = 4"),

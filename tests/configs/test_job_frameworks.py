@@ -51,7 +51,8 @@ def other(name: str, value: object) -> object:
     """Another value of a switch."""
     if isinstance(value, bool):
         return not value
-    return {"attention": "unfused", "host": "torch", "bucket_bytes": 123e6}.get(name, 1)
+    words = {"attention": "unfused", "host": "torch", "dispatcher": "deepep", "graphs": ("attn",)}
+    return {**words, "bucket_bytes": 123e6}.get(name, 1)
 
 
 def test_attention_goes_with_the_gpu() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from presage.costs.collectives import OPS, Collectives, RankGroup, volume
-from presage.costs.collectives.curve import TimeCurve, rising
+from presage.costs.collectives.curve import Corrections, TimeCurve, rising
+from presage.costs.collectives.law import ANY
+from presage.costs.collectives.model import CollectiveParameters, shipped_parameters
 from presage.errors import PresageError
 from presage.hardware import Platform, platform, platforms
 from presage_fit.collectives import MeasuredCollective, fit
@@ -96,6 +98,99 @@ def test_more_nodes_are_never_faster(here: Platform, op: str, nbytes: float, nod
     model = Collectives.of(here)
     few, many = (model.seconds(op, nbytes, RankGroup(k * near, near)) for k in (nodes, more))
     assert few <= many * (1 + 1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PLATFORMS, st.sampled_from(OPS), SIZES, st.integers(2, 10_000), st.integers(2, 10_000))
+def test_more_ranks_are_never_faster(here: Platform, op: str, nbytes: float, one: int, other: int) -> None:
+    """From 8 ranks to 10,000; an all-to-all at as many bytes to each peer. Fewer are as they were measured."""
+    few, many = (min(n, here.links[-1].ranks) for n in sorted((one, other)))
+    if op == "send_recv" or few < min(8, here.domain):
+        return
+    each = (few, many) if op == "all_to_all" else (1, 1)
+    model = Collectives.of(here)
+    less, more = (model.seconds(op, nbytes * k, RankGroup.of(here, n)) for k, n in zip(each, (few, many), strict=True))
+    assert less <= more * (1 + 1e-9)
+
+
+LAW = CollectiveParameters({ANY: shipped_parameters().laws[ANY]}, Corrections())
+
+
+@settings(max_examples=300, deadline=None)
+@given(PLATFORMS, st.sampled_from(OPS), SIZES, st.integers(2, 10_000), st.integers(2, 10_000))
+def test_the_law_alone_rises_with_ranks(here: Platform, op: str, nbytes: float, one: int, other: int) -> None:
+    """From two ranks on, for any platform, where neither tuner nor measurement comes between; cubes and meshes have
+    more links among more ranks."""
+    few, many = (min(n, here.links[-1].ranks) for n in sorted((one, other)))
+    if op == "send_recv" or here.links[0].topology in ("mesh", "cube"):
+        return
+    unknown = replace(here, key="none", links=(replace(here.links[0], fabric="new"), *here.links[1:]))
+    each = (few, many) if op == "all_to_all" else (1, 1)
+    model = Collectives(unknown, LAW)
+    less, more = (model.seconds(op, nbytes * k, RankGroup.of(here, n)) for k, n in zip(each, (few, many), strict=True))
+    assert less <= more * (1 + 1e-9)
+
+
+def test_a_message_to_every_peer_has_its_price() -> None:
+    """All-to-alls of few bytes between nodes: latency once, then a message after another."""
+    model = Collectives.of(platform("dgx-h100"))
+    few, many = (model.seconds("all_to_all", 64.0 * n, RankGroup(n, 8)) for n in (64, 512))
+    assert 1e-6 * 448 <= many - few <= 3e-6 * 448
+    efa = Collectives.of(platform("p5")).seconds("all_to_all", 64.0 * 64, RankGroup(64, 8))
+    assert 30e-6 < efa - few < 80e-6  # one hop's longer latency, not one for each peer
+
+
+def test_trees_swap_between_two_nodes_and_send_twice_over_more() -> None:
+    model = Collectives.of(platform("p4de"))
+    two, four, many = (model.seconds("all_reduce", 2.0**32, RankGroup(8 * n, 8)) for n in (2, 4, 512))
+    assert 1.6 < four / two < 2.1 and many / four < 1.2
+
+
+def test_an_oversubscribed_network_is_a_tier_of_its_own() -> None:
+    """Pods of 256 GPUs with a quarter of the bandwidth between them: what stays in a pod takes as long as before."""
+    here = platform("dgx-h100")
+    pod = replace(here.links[1], name="leaf", ranks=256)
+    spine = replace(here.links[1], name="spine", bandwidth=here.links[1].bandwidth / 4)
+    thin = Collectives(replace(here, key="thin", links=(here.links[0], pod, spine)), Collectives.of(here).fitted)
+    full = Collectives.of(here)
+    for op in ("all_reduce", "all_gather", "all_to_all"):
+        near, far = RankGroup(256, 8), RankGroup(1024, 8)
+        assert thin.seconds(op, 2.0**30, near) == pytest.approx(full.seconds(op, 2.0**30, near))
+        assert thin.seconds(op, 2.0**30, far) >= full.seconds(op, 2.0**30, far) * (
+            2 if op == "all_to_all" else 1 - 1e-9
+        )
+
+
+def test_networks_that_reduce() -> None:
+    """CollNet: as many hops whatever the nodes, and each byte over the cards once."""
+    here = platform("dgx-a100")
+    sharp = replace(here, key="sharp", links=(here.links[0], replace(here.links[1], in_network=True)))
+    plain, reduces = Collectives.of(here), Collectives(sharp, Collectives.of(here).fitted)
+    for ranks in (64, 4096):
+        group = RankGroup(ranks, 8)
+        assert reduces.seconds("all_reduce", 2.0**32, group) < plain.seconds("all_reduce", 2.0**32, group)
+    wide, narrow = (reduces.seconds("all_reduce", 2.0**20, RankGroup(n, 8)) for n in (8192, 4096))
+    assert wide == pytest.approx(narrow)
+
+
+def test_ranges_are_wider_where_less_was_measured() -> None:
+    model = Collectives.of(platform("dgx-h100"))
+    groups = [RankGroup(8, 8), RankGroup(4, 4), RankGroup(16, 8), RankGroup(8192, 8)]
+    ranges = [model.time_range("all_reduce", g) for g in groups]
+    widths = [r.high / r.low for r in ranges]
+    assert widths == sorted(widths) and len(set(widths)) == 4
+    other = Collectives.of(platform("mi300x-ib")).time_range("all_reduce", RankGroup(8, 8))
+    same = Collectives.of(platform("8xh800")).time_range("all_reduce", RankGroup(8, 8))
+    assert same.high < other.high and "nothing measured" in other.basis
+
+
+def test_a_rack_of_trays_is_one_domain() -> None:
+    rack, node = platform("gb200-nvl72"), platform("dgx-h100")
+    assert RankGroup.on_nodes(rack, 16, 4) == RankGroup(16, 16)
+    assert RankGroup.on_nodes(rack, 144, 36) == RankGroup(144, 72) == RankGroup.on_nodes(rack, 144, 2)
+    assert RankGroup.on_nodes(rack, 36, 36) == RankGroup(36, 18)
+    assert RankGroup.on_nodes(node, 16, 2) == RankGroup(16, 8) and RankGroup.on_nodes(node, 2, 2) == RankGroup(2, 1)
+    assert RankGroup.on_nodes(platform("dgx-2"), 8, 2) == RankGroup(8, 4)
 
 
 def test_numbers_and_arrays_agree() -> None:

@@ -51,6 +51,11 @@ NOT_RUN = {
     "presage calibrate --host my_host.toml": "measures this machine: test_host_file.py does it",
     "presage predict train.py:build --host my_host.toml": OTHER,
     "presage predict train.py:build --host host.toml": OTHER,
+    "presage predict train.py:build --ranks 8 --strategy fsdp --pack out/learned": OTHER,
+    "presage whatif train.py --pack out/learned --suggest": OTHER,
+    "presage accuracy workloads workloads/field.py data/h200_field/measured.json --host data/h200_field/host.toml": (
+        "needs torchvision, torch_geometric and torchaudio; minutes"
+    ),
     "presage predict YOUR_FILE.py:FUNCTION": OTHER,
     "presage predict train.py -- --batch_size 12": OTHER,
     "presage predict -m package.train -- --config small.yaml": OTHER,

@@ -89,6 +89,14 @@ def test_a_pack_is_predicted_with(pack: LearnedPack) -> None:
     assert found.spread(graph).kernels < machine("h100_sxm").spread(graph).kernels
 
 
+def test_a_trace_with_few_ops_tells_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pack predicts with the host that is assumed, as a GPU without a pack does."""
+    monkeypatch.setattr("presage.traces.overhead_factors.LEAST_SAMPLES", 10**9)
+    found = learn_pack([TRACE], tmp_path / "pack")
+    assert [p.name for p in found.out.iterdir()] == [LEARNED]
+    assert machine(found.out).host.assumed
+
+
 # ---- bad input
 
 
@@ -151,9 +159,10 @@ def test_a_cut_off_pack(pack: LearnedPack, tmp_path: Path) -> None:
 
 def test_a_pack_of_another_gpu(pack: LearnedPack, tmp_path: Path) -> None:
     check_pack(pack.out, "h200")
-    check_pack(pack.out, "h100_sxm")
-    with pytest.raises(InputError, match="is of NVIDIA H200, not of NVIDIA A100 SXM 80 GB"):
+    with pytest.raises(InputError, match="is of NVIDIA H200, not of NVIDIA A100 SXM 80 GB: leave NVIDIA A100"):
         check_pack(pack.out, "a100")
+    with pytest.raises(InputError, match="is of NVIDIA H200, not of NVIDIA H100 SXM 80 GB"):  # begun from it only
+        check_pack(pack.out, "h100_sxm")
     with pytest.raises(InputError, match="no such folder; a pack is"):
         check_pack(tmp_path / "none", None)
 

@@ -52,6 +52,25 @@ def test_a_measured_curve_comes_before_what_ships(tmp_path: Path) -> None:
     assert next(gathered) == pytest.approx(next(gathered), rel=0.25)  # other ops keep their own
 
 
+def test_a_measured_curve_scales_to_other_nodes_and_to_groups_of_one_rank_a_node(tmp_path: Path) -> None:
+    found = measured_platform([log(tmp_path / "a.log", hosts=4, factor=1.5)], "dgx-h100")
+    write_platform(found, tmp_path / "mine.toml")
+    own, ships = Collectives.of(platform(str(tmp_path / "mine.toml"))), Collectives.of(found.base)
+    for group in (RankGroup(16, 8), RankGroup(1024, 8), RankGroup(64, 1), RankGroup(128, 2)):
+        nbytes = np.array([2.0**12, 2.0**20, 2.0**27])
+        ratio = own.seconds("all_reduce", nbytes, group) / ships.seconds("all_reduce", nbytes, group)
+        assert ratio == pytest.approx(1.5, rel=0.15)
+        assert own.origin("all_reduce", group) == "near measured"
+    for nbytes in (2.0**12, 2.0**27):  # more nodes are never quicker, nor quicker than one
+        times = [own.seconds("all_reduce", nbytes, RankGroup(8 * n, 8)) for n in (1, 2, 4, 8, 64, 1000)]
+        assert times == sorted(times)
+
+
+def test_a_rack_of_hosts_is_one_domain(tmp_path: Path) -> None:
+    found = measured_platform([log(tmp_path / "a.log", hosts=18, gpus=4)], "gb200-nvl72")
+    assert [(c.ranks, c.per_domain) for c in found.curves] == [(72, 72)]
+
+
 def test_the_collective_is_told_by_the_test_the_file_or_its_bandwidths(tmp_path: Path) -> None:
     assert read_nccl_tests(log(tmp_path / "x.log", "all_gather"))[0].op == "all_gather"
     assert read_nccl_tests(log(tmp_path / "alltoall.log", "all_to_all", said=False))[0].op == "all_to_all"

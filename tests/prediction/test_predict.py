@@ -340,7 +340,7 @@ def test_a_gpu_that_was_never_calibrated_is_predicted_and_says_so() -> None:
     assert there.gpu_active > here.gpu_active
     assert any("not calibrated" in note for note in there.notes)
     assert not any("not calibrated" in note for note in here.notes)
-    assert all("host assumed" in p.notes[-1] for p in (here, there) if p.bound == "host") and here.bound == "host"
+    assert all("host unknown" in p.notes[-1] for p in (here, there) if p.bound == "host") and here.bound == "host"
 
 
 def test_from_python(saved: Path) -> None:

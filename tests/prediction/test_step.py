@@ -203,7 +203,9 @@ def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
 @given(jobs())
 @settings(max_examples=60, deadline=None)
 def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
-    """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost."""
+    """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost. An overlapped
+    exchange of experts costs the host time, too."""
+    assume(job.model.experts is None)
     apart, beside = job_step(replace(job, overlap=NONE)), job_step(replace(job, overlap=ALL))
     most = (1 + overlap_loss(job.platform.gpu)) * beside.slowdown / apart.slowdown
     assert beside.seconds <= apart.seconds * most * (1 + 1e-9)

@@ -79,7 +79,17 @@ def test_the_space_has_every_legal_plan_once(model: Transformer, gpus: int, batc
     made = layouts(base, gpus)
     assert len(made) == len(set(made))
     assert not [x for x in made if problems(apply_plan(base, x))]
-    assert set(made) == {x for x in brute(base, gpus) if not problems(apply_plan(base, x))}
+    sent = {x.with_parallel(dispatcher="") for x in made}  # the quickest for each, not every one
+    assert sent == {x for x in brute(base, gpus) if not problems(apply_plan(base, x))} and len(sent) == len(made)
+
+
+def test_the_dispatcher_with_the_shortest_exchanges_is_taken() -> None:
+    wide = job(preset("deepseek-v3"), 512, 512)
+    found = {x.parallel.dispatcher for x in layouts(wide, 512, ["ep=64", "tp=1", "cp=1", "micro_batch=1", "pp=8"])}
+    assert len(found) == 1 and found <= {"deepep", "hybridep"}
+    kept = layouts(wide, 512, ["ep=64", "tp=1", "cp=1", "pp=8", "micro_batch=1", "dispatcher=alltoall"])
+    assert {x.parallel.dispatcher for x in kept} == {"alltoall"}
+    assert {x.parallel.dispatcher for x in layouts(small(), 16)} == {""}
 
 
 def brute(base: Job, gpus: int) -> list[JobPlan]:

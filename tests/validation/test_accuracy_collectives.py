@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from commands import runner
-from presage.costs.collectives import Collectives, RankGroup
+from presage.costs.collectives import Collectives, RankGroup, evidence
 from presage.errors import InputError, PresageError
 from presage.hardware import platform
 from presage_validation import command as command
-from presage_validation.collectives import group_of, platform_of, read_rows, score_collectives
+from presage_validation.collectives import platform_of, read_rows, score_collectives
 
+PUBLISHED = Path(__file__).parents[2] / "docs/published_collectives.csv"
 COLUMNS = ("source", "gpu", "nodes", "n_gpus", "nccl", "op", "bytes", "time_us", "busbw_gbps", "note")
 run = runner(command.command)
 
@@ -60,7 +61,57 @@ def test_gpus_left_out(scored) -> None:  # type: ignore[no-untyped-def]
         g: scored.metrics(g)["gpu_left_out"].mape for g in ("h200_sxm", "h100_sxm", "b200_sxm", "gb200", "a100_sxm")
     }
     assert missed["h200_sxm"] < 0.07 and missed["h100_sxm"] < 0.07  # the bar is 20%
-    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.27
+    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.23
+
+
+def test_groups_of_ranks_left_out(scored) -> None:  # type: ignore[no-untyped-def]
+    """The bar within a node is 10%."""
+    groups = {r.group for r in scored.rows if r.metric == "ranks_left_out"}
+    assert len(groups) == 13
+    assert all(scored.metrics(g)["ranks_left_out"].mape < 0.09 for g in groups)
+
+
+def test_links_left_out(scored) -> None:  # type: ignore[no-untyped-def]
+    """A generation of links that nothing was measured on: far below the bar of 10%, as the docs say."""
+    missed = [scored.metrics(f)["links_left_out"].mape for f in ("nvlink3", "nvlink4", "nvlink5")]
+    assert all(0.1 < m < 0.4 for m in missed)
+
+
+def test_nodes_left_out(scored) -> None:  # type: ignore[no-untyped-def]
+    """p4de's two nodes from a fit within nodes: the bar is 20%."""
+    assert scored.metrics()["nodes_left_out"].n == 29 and scored.metrics()["nodes_left_out"].mape < 0.09
+
+
+@pytest.fixture(scope="module")
+def published():  # type: ignore[no-untyped-def]
+    return score_collectives(PUBLISHED)
+
+
+def test_published_figures_over_nodes(published) -> None:  # type: ignore[no-untyped-def]
+    """Rows that no constant was set by, too; p4d of 2021 is above the bar of 20%, as the docs say."""
+    rows = [r for r in published.rows if r.metric == "nodes_left_out"]
+    assert not published.skipped and len(rows) == 111
+    missed = {g: published.metrics(g)["nodes_left_out"].mape for g in {r.group for r in rows}}
+    over = {g for g, m in missed.items() if m > 0.2}
+    assert over == {"p4d, 2 nodes", "p4d, 3 nodes", "p4d, 4 nodes"}
+    assert published.metrics()["nodes_left_out"].mape < 0.15
+
+
+def test_ranges_hold_what_was_published(published) -> None:  # type: ignore[no-untyped-def]
+    """The stated range between nodes holds about nine of ten."""
+    ratios = [r.measured / r.predicted for r in published.rows if r.metric == "nodes_left_out"]
+    inside = sum(evidence.NODES.low <= x <= evidence.NODES.high for x in ratios)
+    assert 0.85 < inside / len(ratios) < 0.97
+
+
+def test_a_table_may_name_its_network(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", [row(n=16, nodes=2), row(n=16, nodes=2)])
+    text = path.read_text().splitlines()
+    text = [f"{text[0]},network_gbps,fabric", f"{text[1]},,", f"{text[2]},400,roce"]
+    path.write_text("\n".join(text))
+    fast, slow = (e.row.platform for e in read_rows(path)[0])
+    assert fast.key == "dgx-h100" and slow.links[-1].fabric == "roce"
+    assert slow.links[-1].bandwidth == fast.links[-1].bandwidth / 8
 
 
 def test_as_shipped(scored) -> None:  # type: ignore[no-untyped-def]
@@ -140,9 +191,6 @@ def test_names_of_tables() -> None:
     for name in ("abacus", "h100_pcie", "rtx4090"):
         with pytest.raises(PresageError, match="no platform for the GPU name"):
             platform_of(name)
-    assert group_of(platform("gb200-nvl72"), 16, 4) == RankGroup(16, 16) and group_of(
-        platform("dgx-h100"), 16, 2
-    ) == RankGroup(16, 8)
 
 
 def test_the_command(tmp_path: Path) -> None:

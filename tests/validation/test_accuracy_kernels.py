@@ -20,7 +20,7 @@ from presage.hardware import gpu
 from presage_fit.kernel_models import held_out, samples, table
 from presage_fit.pack import Pack, read
 from presage_fit.table_split import held_out_widths, is_fitted
-from presage_validation.kernel_tables import BUILDERS, Unknown, attention, gemm, read_table
+from presage_validation.kernel_tables import BUILDERS, ISSUE, Unknown, attention, gemm, read_table
 from presage_validation.kernels import (
     _apart,
     models_of,
@@ -75,7 +75,7 @@ def test_a_pack_is_scored_by_family_warm_and_cold_and_beside_its_law(pack: Pack)
 
 
 @pytest.mark.parametrize(
-    ("errors", "passed"), [([0.01] * 20, True), ([0.2] * 3 + [0.001] * 17, False), ([0.06] * 20, False)]
+    ("errors", "passed"), [([0.01] * 20, True), ([0.3] * 3 + [0.001] * 17, False), ([0.06] * 20, False)]
 )
 def test_a_family_is_within_bars_only_with_both(errors: list[float], passed: bool) -> None:
     rows = tuple(Row("time", "gemm", "", 1 + e, 1.0) for e in errors)
@@ -260,3 +260,16 @@ def test_published_tables_of_other_gpus_are_predicted(shared: Path, tmp_path: Pa
         header, *lines = f.read().splitlines()
     result = score_table(read_table(write(tmp_path / path.name.removesuffix(".gz"), header, *lines[::20])))
     assert result.metrics()["time_over_20us"].geomean < 0.10
+
+
+def test_host_time_in_a_table_counts_for_the_law_too(tmp_path: Path) -> None:
+    """NeuSight's tables: as much is added to both, and by the kind of op."""
+    path = tmp_path / "train_layernorm.csv"
+    path.write_text("op,device,B,H,latency_ms\nln,NVIDIA L4,8192,1024,0.3\nsoftmax,NVIDIA L4,8192,1024,0.3\n")
+    table = read_table(path)
+    assert [s.issue for s in table.shapes] == [ISSUE["layernorm"], ISSUE["softmax"]]
+    bare = replace(table, shapes=tuple(replace(s, issue=0.0) for s in table.shapes))
+    for metric in ("time", "law"):
+        with_host, without = ([r.predicted for r in score_table(t).rows if r.metric == metric] for t in (table, bare))
+        added = sorted(a - b for a, b in zip(with_host, without, strict=True))
+        assert added == pytest.approx(sorted(s.issue for s in table.shapes))

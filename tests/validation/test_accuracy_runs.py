@@ -90,16 +90,18 @@ def test_no_run_that_ran_is_called_out_of_memory(result: AccuracyResult) -> None
 # ---- what is fitted
 
 
-def test_two_factors_for_everything(rows: list[dict[str, str]]) -> None:
+def test_three_factors_for_everything(rows: list[dict[str, str]]) -> None:
     """Nothing by source, model, GPU or row; and for every source what the fit gives without it."""
     file = tomllib.loads(files("presage").joinpath("data/jobs/efficiency.toml").read_text(encoding="utf-8"))
     names = {f.name for f in fields(Efficiency)}
-    assert len(names) == 2 and file.keys() == {"fitted", "left_out"}
+    assert len(names) == 3 and file.keys() == {"fitted", "left_out"}
     assert file["fitted"].keys() == names
     assert all(found.keys() == names for found in file["left_out"].values())
-    assert all(0.9 < value < 1.3 for found in (file["fitted"], *file["left_out"].values()) for value in found.values())
+    every = [file["fitted"], *file["left_out"].values()]
+    assert all(0.9 < found[name] < 1.3 for found in every for name in ("product", "backward"))
+    assert all(1.0 < found["experts"] < 2.5 for found in every)
     complete = {r["source_key"] for r in rows if not r["complete"].startswith("missing")}
-    assert file["left_out"].keys() == complete
+    assert file["left_out"].keys() == complete | {"aws_moe_ep"}
 
 
 def test_a_source_that_the_fit_never_saw_has_what_ships() -> None:
@@ -194,7 +196,7 @@ def test_experts_and_what_notes_say() -> None:
     e = job.model.experts
     assert e is not None and (e.experts, e.top_k, e.ffn, e.capacity) == (8, 2, 14336, 1.25)
     assert (job.parallel.ep, job.parallel.expert_tp) == (8, 1)
-    assert job.framework.fused_dispatch and not job.overlap.tensor
+    assert job.dispatcher == "deepep" and not job.overlap.tensor
     assert job_of_run(row(moe_experts="0")).model.experts is None
     assert not job_of_run(row(notes="no sequence parallelism")).parallel.sequence_parallel
     assert not any(vars_of(job_of_run(row(notes="no overlap"))))

@@ -231,6 +231,25 @@ def gpu_words(gpu: str | None) -> list[object]:
     return [] if gpu is None else ["--gpu", gpu]
 
 
+def checked_pack(pack: Path | None, gpu: str | None) -> tuple[Path | None, str | None]:
+    """The pack of --pack (or of --gpu, where that is a folder), checked against the GPU that was named; and the GPU:
+    that of the pack, where there is one."""
+    from presage.costs.kernel_files import is_pack
+    from presage.costs.learned_files import check_pack, pack_gpu
+
+    if pack is None and gpu is not None and is_pack(gpu):
+        pack, gpu = Path(gpu), None
+    if pack is None:
+        return None, gpu
+    check_pack(pack, gpu)
+    return pack, pack_gpu(pack)
+
+
+def place_words(pack: Path | None, gpu: str | None) -> list[object]:
+    """The words of a command on the same pack or GPU."""
+    return ["--pack", pack] if pack is not None else gpu_words(gpu)
+
+
 def captured(step: StepName, gpu: str = "h200", variant: Variant = AS_WRITTEN) -> Graph:
     """The graph of a script or of FILE.py:FUNCTION, as it runs on a GPU, or of a saved file."""
     seen = replace(variant, gpu=gpu)

@@ -91,6 +91,10 @@ HostName = Annotated[
         complete=complete.hosts,
     ),
 ]
+PackFolder = Annotated[
+    Path | None,
+    option("--pack", "FOLDER", "Kernel corrections learned from traces (`presage calibrate --from`), or a sweep's."),
+]
 Json = Annotated[str | None, out_option("--json", "FILE|-", "Write JSON to FILE, or to stdout with '-'.", panel=OUTPUT)]
 Report = Annotated[
     Path | None,

@@ -21,10 +21,11 @@ from presage.cli.graph import (
     Strict,
     captured,
     captured_ranks,
-    gpu_words,
+    checked_pack,
+    place_words,
     step_name,
 )
-from presage.cli.options import HostName, Json, Report, RunDraws, TraceOut, option
+from presage.cli.options import HostName, Json, PackFolder, Report, RunDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 _GPU = "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200)."
 Gpu = Annotated[str | None, option("--gpu", "NAME", _GPU, complete=complete.gpus)]
 
-Pack = Annotated[
-    Path | None,
-    option("--pack", "FOLDER", "Kernel corrections learned from traces (`presage calibrate --from`), or a sweep's."),
-]
 StepsPerRun = Annotated[
     int, option("--steps", "N", "Steps per run, of which the first two are warm-up.", min=2, max=1000)
 ]
@@ -70,7 +67,7 @@ def command(
     strict: Strict = False,
     kernels_from: KernelsFrom = None,
     gpu: Gpu = None,
-    pack: Pack = None,
+    pack: PackFolder = None,
     host: HostName = None,
     platform: PlatformName = None,
     ranks: RankCount = None,
@@ -98,7 +95,7 @@ def command(
 
     presage predict train.py --gpu a100 --pack learned --host my_host.toml
 
-    presage predict train.py:build --ranks 8 --strategy fsdp --platform dgx-h100
+    presage predict train.py:build --ranks 8 --strategy fsdp --pack learned
 
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 
@@ -107,28 +104,17 @@ def command(
     from presage.hardware import gpu_choice
     from presage.report.predict_answer import predict_answer
 
-    place = gpu if pack is None else _pack(pack, gpu, ranks is not None or platform is not None)
-    many = parse_rank_options(gpu, platform, ranks, strategy, tensor, option, rank)
+    folder, chip = checked_pack(pack, gpu)
+    many = parse_rank_options(None if folder and platform else chip, platform, ranks, strategy, tensor, option, rank)
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        result = _ranks(named, many, host, draws, steps) if many else _one(named, place or "h200", host, draws, steps)
+        result = _result(named, many, folder, chip, host, draws, steps)
     if trace is not None:
         write_timeline(result, trace)
-    notes = [choice] if gpu is not None and (choice := gpu_choice(gpu)) else []
-    answer, then = predict_answer(result, report is not None), _next(result, named, place, host, many)
+    notes = [choice] if gpu is not None and folder is None and (choice := gpu_choice(gpu)) else []
+    answer, then = predict_answer(result, report is not None), _next(result, named, folder, chip, host, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
-
-
-def _pack(folder: Path, gpu: str | None, ranks: bool) -> str:
-    """The pack as the GPU to predict for, checked against the GPU that was named."""
-    from presage.costs.learned_files import check_pack
-    from presage.errors import PresageError
-
-    if ranks:
-        raise PresageError("--pack corrects the kernels of one GPU: leave out --ranks and --platform")
-    check_pack(folder, gpu)
-    return str(folder)
 
 
 def _as_only_rank() -> AbstractContextManager[None]:
@@ -137,7 +123,21 @@ def _as_only_rank() -> AbstractContextManager[None]:
     return environment(ProcessGroups(), alone=True)
 
 
-def _one(step: StepName, gpu: str, host: str | None, draws: int, steps: int) -> StepResult:
+def _result(
+    step: StepName,
+    many: RankOptions | None,
+    pack: Path | None,
+    gpu: str | None,
+    host: str | None,
+    draws: int,
+    steps: int,
+) -> StepResult:
+    if many is not None:
+        return _ranks(step, many, pack, host, draws, steps)
+    return _one(step, pack or gpu or "h200", host, draws, steps)
+
+
+def _one(step: StepName, gpu: str | Path, host: str | None, draws: int, steps: int) -> StepResult:
     from presage.prediction.api import predict
     from presage.prediction.machine import capture_gpu, machine
 
@@ -147,15 +147,16 @@ def _one(step: StepName, gpu: str, host: str | None, draws: int, steps: int) -> 
         return predict(graphs, gpu=gpu, host=host, draws=draws, steps=steps)
 
 
-def _ranks(step: StepName, many: RankOptions, host: str | None, draws: int, steps: int) -> StepResult:
+def _ranks(
+    step: StepName, many: RankOptions, pack: Path | None, host: str | None, draws: int, steps: int
+) -> StepResult:
     from presage.capture.variants import Variant
     from presage.hardware import platform
-    from presage.prediction.api import predict_ranks, rank_graphs
-    from presage.prediction.machine import machine
+    from presage.prediction.api import predict_ranks, rank_graphs, rank_machine
     from presage.traces.trace_graph import is_trace
 
     place = platform(many.platform)
-    machine(place.gpu.key, host)
+    rank_machine(place, host, pack)  # reports a pack of another GPU before the step is captured
     seen = Variant(per_node=place.domain, ranks=1 if many.strategy or many.tensor > 1 or many.options else many.ranks)
     if many.variants:
         own = [StepName(step.name, {**step.arguments, **parse_arguments(given)}) for given in many.variants]
@@ -174,13 +175,14 @@ def _ranks(step: StepName, many: RankOptions, host: str | None, draws: int, step
             tensor=many.tensor,
             kinds=many.kinds,
             host=host,
+            pack=pack,
             draws=draws,
             steps=steps,
         )
 
 
 def _next(
-    result: StepResult, step: StepName, gpu: str | None, host: str | None, many: RankOptions | None
+    result: StepResult, step: StepName, pack: Path | None, gpu: str | None, host: str | None, many: RankOptions | None
 ) -> list[object]:
     """The command to try next: edits of the step, or another strategy where memory, or what strategies add, matters."""
     same_host: list[object] = ["--host", host] if host else []
@@ -191,6 +193,6 @@ def _next(
         other = "ddp" if sharded else "fsdp"
         if (sharded and result.fits and result.bound != "gpu") or (not sharded and not result.fits):
             ranks: list[object] = ["--ranks", many.ranks, "--platform", many.platform, "--strategy", other]
-            return ["predict", *step.words(*ranks, *same_host)]
-    gpu_given = gpu_words(gpu if many is None else result.basis.gpu.key)
-    return ["whatif", *step.words(*gpu_given, *same_host, "--suggest")]
+            return ["predict", *step.words(*ranks, *place_words(pack, None), *same_host)]
+    given = place_words(pack, gpu if many is None else result.basis.gpu.key)
+    return ["whatif", *step.words(*given, *same_host, "--suggest")]

@@ -22,9 +22,10 @@ from presage.cli.graph import (
     StepFunction,
     Strict,
     assuming,
+    checked_pack,
     step_name,
 )
-from presage.cli.options import HostName, Json, Report, Seed, option, out_option
+from presage.cli.options import HostName, Json, PackFolder, Report, Seed, option, out_option
 from presage.cli.output import bar, show_answer, status
 from presage.errors import PresageError
 from presage.scripts import LIMIT
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from presage.graph.graph import Graph
     from presage.whatif import WhatIf
 
+NO_EDITS = "give the edits: `presage whatif TRAIN.py --apply EDITS`, or --suggest; --list shows all edits"
 Apply = Annotated[
     list[str],
     option(
@@ -45,11 +47,11 @@ Apply = Annotated[
 
 
 Gpu = Annotated[
-    str,
+    str | None,
     option(
         "--gpu",
         "NAME",
-        "GPU to predict for (see `presage gpus`), or a calibration pack's folder.",
+        "GPU to predict for (see `presage gpus`), or a calibration pack's folder (default: h200).",
         complete=complete.gpus,
     ),
 ]
@@ -70,7 +72,8 @@ def command(
     limit: Limit = LIMIT,
     assume: Assume = [],  # noqa: B006
     strict: Strict = False,
-    gpu: Gpu = "h200",
+    gpu: Gpu = None,
+    pack: PackFolder = None,
     host: HostName = None,
     ranks: OwnRanks = 1,
     apply: Apply = [],  # noqa: B006
@@ -110,16 +113,21 @@ def command(
         show_answer(step_edits_answer(), json)
         return
     if (step is None and module is None) or bool(apply) == suggest:
-        raise PresageError(
-            "give the edits: `presage whatif TRAIN.py --apply EDITS`, or --suggest; --list shows all edits"
-        )
+        raise PresageError(NO_EDITS)
     named = step_name(step, words, arg, module, step_function, step_at, limit)
     capture = _as_rank(assuming(assume, strict), ranks)
-    asked = _Question(named.name, named.arguments, gpu, host, draws, seed, trace, report, json, capture)
+    place = _place(pack, gpu)
+    asked = _Question(named.name, named.arguments, place, host, draws, seed, trace, report, json, capture)
     if suggest:
         _suggest(asked, [g for g in gpus.split(",") if g], combine, everything)
     else:
         _apply(asked, apply)
+
+
+def _place(pack: Path | None, gpu: str | None) -> str | Path:
+    """The pack or the GPU to predict for."""
+    folder, chip = checked_pack(pack, gpu)
+    return folder or chip or "h200"
 
 
 def _as_rank(capture: Callable[..., Graph], ranks: int) -> Callable[..., Graph]:
@@ -135,7 +143,7 @@ class _Question:
 
     step: str
     arguments: Mapping[str, Any]
-    gpu: str
+    gpu: str | Path
     host: str | None
     draws: int | None
     seed: int

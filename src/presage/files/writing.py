@@ -50,6 +50,12 @@ def check_writable(path: str | Path) -> None:
         raise PresageError(f"{path}: cannot be written: permission denied")
 
 
+def check_new_folder(path: Path) -> None:
+    """Raise where a folder that is to be made is there already, with something in it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise PresageError(f"{path}: is there already; name a new folder (to add traces, give all of them again)")
+
+
 def _renamed(target: Path, data: bytes) -> None:
     """Rename after flushing to disk: after a power cut the name has the old or the new contents."""
     handle, name = _neighbour(target)

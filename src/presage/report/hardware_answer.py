@@ -72,6 +72,7 @@ def _platform_data(p: Platform, buses: Sequence[BusBandwidth] | None) -> dict[st
 
 def _bus_data(b: BusBandwidth) -> dict[str, Any]:
     group = {"op": b.op, "ranks": b.group.ranks, "per_domain": b.group.per_domain, "from": b.origin}
+    group |= {"range": [b.range.low, b.range.high], "basis": b.range.basis}
     return group | {"bytes": list(b.nbytes), "seconds": list(b.seconds), "busbw": list(b.busbw)}
 
 
@@ -158,9 +159,10 @@ def busbw_table(buses: Sequence[BusBandwidth]) -> DataTable:
         (
             bus.op, str(bus.group.ranks), str(bus.group.per_domain),
             *(f"{seconds(t)}  {b / 1e9:.3g}" for t, b in zip(bus.seconds, bus.busbw, strict=True)), bus.origin,
+            f"{bus.range.low - 1:+.0%} to {bus.range.high - 1:+.0%}",
         )
         for bus in buses
     ]  # fmt: skip
-    columns = ("collective", "ranks", "per domain", *sizes, "from")
-    text = (0, len(columns) - 1)
+    columns = ("collective", "ranks", "per domain", *sizes, "from", "90% range")
+    text = (0, len(columns) - 2)
     return data_table("Predicted: time, bus bandwidth in GB/s", columns, rows, text=text, wrap=True)

@@ -21,6 +21,7 @@ from presage.search import (
     overheads,
     plan_words,
 )
+from presage.search.evidence import evidence
 from presage.search.search_result import SearchCounts
 from presage.text import percent, seconds, size
 
@@ -33,7 +34,8 @@ KNOBS = {"micro_batch": "micro batch", "expert_tp": "expert tp"}
 
 def plan_data(job: Job, found: SearchResult) -> dict[str, Any]:
     """The JSON."""
-    return found.to_json(job) | {"explanation": explanation(found) if found.best else []}
+    said = evidence(found.best[0].job) if found.best else []
+    return found.to_json(job) | {"explanation": explanation(found) if found.best else [], "evidence": said}
 
 
 def plan_answer(job: Job, found: SearchResult) -> Answer:
@@ -53,7 +55,8 @@ def plan_answer(job: Job, found: SearchResult) -> Answer:
         Section("What each choice costs", (knob_line_table(found), _knob_table(found)), None, KNOB_HELP),
         Section("Why", text="\n".join(explanation(found))),
     )
-    notes = (counts_line(found.counts, found.complete), *([f"noise: {found.noise}"] if found.noise else []))
+    notes = (counts_line(found.counts, found.complete), *evidence(found.best[0].job))
+    notes += (f"noise: {found.noise}",) if found.noise else ()
     basis = gpu_basis(job.platform.gpu)
     return Answer(name, headline(found), subject, question, facts(found), sections, notes, to_data, basis=basis)
 

@@ -22,6 +22,7 @@ DEEPEST = 200  # calls inside calls
 TRITON = "triton_"
 UNNAMED = "_input"  # arguments in schemas that presage writes for ops without one
 FRAMES = ("autograd::", "torch::autograd::", "[pytorch|", "## ")
+EXTENSION = "torch::autograd::CppNode<"  # the backward of an extension's autograd function in C++
 # Ops that launch nothing, by name; views and ops on the host alone are known by their arguments.
 HOST_OPS = frozenset(
     aten(
@@ -123,6 +124,8 @@ def launches_nothing(node: ExecutionNode) -> bool:
 def hides_kernels(node: ExecutionNode, compiled: str) -> bool:
     """Whether a frame in which memory is made and not filled stands for kernels that no op of the trace shows: those of
     an extension's autograd function, or of a compiler."""
+    if node.kind == "op" and node.name.startswith(EXTENSION):
+        return any(True for _ in tensors(node.inputs))
     if node.kind != "op" or "::" in node.name or node.name.startswith(FRAMES) or node.name.startswith(TRITON):
         return False
     return bool(compiled) or any(True for _ in tensors(node.inputs))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from presage.costs.lookups.captured import SORT_AND_UPDATE
 from presage.errors import InputError
 from presage.graph.builder import GraphBuilder, Lifetime, new_op, row_major_strides
 from presage.graph.families import family
@@ -19,6 +20,7 @@ from presage.traces.traced_memory import TracedMemory, itemsize
 from presage.traces.traced_ops import TRITON, TracedOp, parse_schema, traced_ops, written
 
 LOOKUP = "embedding_codegen_lookup"  # FBGEMM's ops for many tables at once
+LOOKUP_BACKWARD = "torch::autograd::CppNode<SplitLookup"
 STEP, UPDATE = "ProfilerStep#", "Optimizer.step#"
 ASSUMED = {
     "allow_tf32": "whether GEMMs in float32 use TF32",
@@ -214,6 +216,8 @@ class TracedStep:
             return known
         if op.kernel and not any(True for _ in tensors(op.node.inputs)):
             return OpCost(bytes=2.0 * sum(t.elements * itemsize(t) for t, _ in op.made))
+        if op.node.name.startswith(LOOKUP_BACKWARD):
+            return OpCost(bytes=2.0 * sum(t.elements * itemsize(t) for t, _ in op.made), launches=SORT_AND_UPDATE)
         results = list(tensors(op.node.outputs))
         if LOOKUP not in op.node.name or not results:
             return None

@@ -1,0 +1,58 @@
+"""`presage accuracy workloads`: with the host that steps were measured on, and cases that cannot be scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from presage.errors import PresageError
+from presage_validation.command import CLAIMS
+from presage_validation.workloads import score_workloads
+
+HOST = Path(__file__).resolve().parents[2] / "data" / "h200_field" / "host.toml"
+WORKLOADS = """
+import torch
+
+def small(device):
+    layer = torch.nn.Linear(8, 8, device=device)
+    x = torch.randn(4, 8, device=device)
+    return lambda: layer(x).sum().backward()
+
+def absent(device):
+    import no_such_library
+
+CASES = {"small": (small, {}), "absent": (absent, {}), "failed": (small, {})}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    workloads, measured = tmp_path / "steps.py", tmp_path / "measured.json"
+    workloads.write_text(WORKLOADS)
+    run = {"step_ms": 0.5, "gpu_active_ms": 0.02}
+    measured.write_text(json.dumps({"cases": {"small": run, "absent": run, "failed": {"error": "out of memory"}}}))
+    return workloads, measured
+
+
+def test_steps_are_scored_with_the_host_they_were_measured_on(files: tuple[Path, Path]) -> None:
+    usual, mine = score_workloads(*files), score_workloads(*files, host=str(HOST))
+    step = [next(r for r in x.rows if r.metric == "step_host_bound").predicted for x in (usual, mine)]
+    assert step[0] < step[1] < 1.1 * step[0]
+    assert usual.notes is not None and mine.notes is not None
+    assert usual.notes[0].startswith("host unknown: taken as 16 vCPUs") and str(HOST) in mine.notes[0]
+    assert "interval_hit_rate" in mine.rates
+
+
+def test_cases_that_cannot_be_scored_say_why(files: tuple[Path, Path]) -> None:
+    why = {s.row: s.reason for s in score_workloads(*files).skipped}
+    assert set(why) == {"absent", "failed"}
+    assert "no_such_library is not installed" in why["absent"] and why["failed"] == "no run of it was measured"
+
+
+def test_only_some_kinds_take_a_host() -> None:
+    with pytest.raises(PresageError, match="accuracy traces takes no --host: only workloads does"):
+        CLAIMS["traces"].score("traces", [], print, None, "h200_host")
