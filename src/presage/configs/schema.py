@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from presage.errors import InputError, PresageError
+from presage.files.decoding import convert_record
 from presage.files.finite import check_finite
 
 Section = TypeVar("Section", bound=msgspec.Struct)
@@ -184,7 +185,7 @@ def convert_section(path: str | Path, table: Mapping[str, Any], kind: type[Secti
     check_keys(path, table, kind, section)
     check_finite(path, table, section)
     try:
-        return msgspec.convert(dict(table), kind)
+        return convert_record(dict(table), kind)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$")
         field = ".".join(p for p in (section, where.strip("`.")) if p)

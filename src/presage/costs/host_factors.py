@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from presage.errors import InputError
+from presage.files.decoding import convert_record
 from presage.files.reading import read_json, shipped_toml
 from presage.hardware.host import COSTS, US, Host, cost_name, host
 
@@ -64,7 +65,7 @@ class MeasuredFactors:
 @cache
 def host_spread() -> HostSpread:
     """How much hosts differ."""
-    return msgspec.convert(shipped_toml("host_spread.toml"), HostSpread)
+    return convert_record(shipped_toml("host_spread.toml"), HostSpread)
 
 
 def shrunk(measured: HostFactors, error_sd: float, calls: int) -> MeasuredFactors:
@@ -102,7 +103,7 @@ def pack_host(pack: Path) -> MeasuredFactors | None:
     if not path.is_file():
         return None
     try:
-        rows = msgspec.convert(read_json(path), list[_PackRow])
+        rows = convert_record(read_json(path), list[_PackRow])
     except msgspec.ValidationError as e:
         raise InputError(path, f"not the host's part of a calibration pack, or a damaged one ({e})") from e
     costs = {name: US * median(row.us) for row in rows if (name := cost_name(row.op)) in COSTS and row.us}

@@ -25,6 +25,7 @@ from presage.costs.host_constants import COMPILED_US, CUDA_GRAPH_US, hook_us
 from presage.costs.host_factors import SAME, HostFactors
 from presage.costs.host_units import Term, extra_launches, host_terms, host_units, named, step_end_terms
 from presage.errors import InputError, PresageError
+from presage.files.decoding import convert_record
 from presage.files.reading import DATA, read_toml
 from presage.graph.graph import Graph
 from presage.graph.work import WAIT
@@ -224,7 +225,7 @@ def is_host_model(table: Mapping[str, Any]) -> bool:
 def model_of(path: str | Path, table: Mapping[str, Any]) -> HostModel:
     """A host model from the contents of its file."""
     try:
-        file = msgspec.convert(table, _File)
+        file = convert_record(table, _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e

@@ -32,6 +32,7 @@ from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
 from presage.files import write_whole
 from presage.files.arrays import read_npz
+from presage.files.decoding import convert_record
 from presage.files.reading import DATA, parse_json
 from presage.hardware import gpu
 from presage.hardware.architecture import architecture
@@ -142,7 +143,7 @@ class _About(msgspec.Struct):
 def _loaded(path: Path) -> CalibratedKernels:
     about, held = read_arrays(path)
     try:
-        header = msgspec.convert(about, _About)
+        header = convert_record(about, _About)
         return CalibratedKernels(
             gpu(header.gpu),
             {f: Trees.from_arrays(held, f"time.{f}") for f in header.families},

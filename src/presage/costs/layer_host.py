@@ -15,6 +15,7 @@ import msgspec
 
 from presage.costs.host_constants import LAYER
 from presage.errors import PresageError
+from presage.files.decoding import convert_record
 from presage.files.reading import shipped_toml
 
 US = 1e-6
@@ -138,7 +139,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def host_facts() -> _File:
     """Counts and times of data/layer_host.toml."""
-    return msgspec.convert(shipped_toml("layer_host.toml"), _File)
+    return convert_record(shipped_toml("layer_host.toml"), _File)
 
 
 def hosts_known() -> tuple[str, ...]:

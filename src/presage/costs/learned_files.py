@@ -20,6 +20,7 @@ from presage.costs.corrections import FP32_CONV_FILE, FP32_FILE
 from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load, read_arrays, write_arrays
 from presage.costs.learned_kernels import COLUMNS, CallTable, LearnedCorrection, LearnedKernels
 from presage.errors import InputError, PresageError
+from presage.files.decoding import convert_record
 from presage.hardware import Gpu, gpu
 
 LEARNED = "learned.npz"
@@ -82,7 +83,7 @@ def read_correction(path: Path) -> tuple[LearnedHeader, LearnedCorrection]:
     """The header of a pack's file and its corrections, checked."""
     about, held = read_arrays(path)
     try:
-        header = msgspec.convert(about, LearnedHeader)
+        header = convert_record(about, LearnedHeader)
         columns = [np.asarray(held[c], np.float64) for c in (*COLUMNS, "measured")]
         call = np.asarray(held["call"], np.int64)
         calls = CallTable(header.family, header.op, call, columns[0], columns[1], columns[2], columns[3])

@@ -14,6 +14,7 @@ from presage.embeddings import Table
 from presage.embeddings.dlrm_system import FRAMEWORKS, DlrmSystem, dlrm_system
 from presage.embeddings.table_files import read_tables, tables_of
 from presage.errors import InputError, PresageError
+from presage.files.decoding import convert_record
 from presage.hardware.facts import load_toml
 
 INTERACTIONS = ("dot", "cat", "dcn")
@@ -114,7 +115,7 @@ def read_job(path: str | Path) -> DlrmJob:
     """A job from its file; tables and the plan may be files in the same folder."""
     path = Path(path)
     try:
-        file = msgspec.convert(load_toml(path), _File)
+        file = convert_record(load_toml(path), _File)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$.")
         raise InputError(path, what, where.strip("`") or None) from e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,14 @@ from presage.errors import InputError
 from presage.files.reading import MOST, read_bytes
 
 T = TypeVar("T")
+# msgspec works out a record's fields when it first converts to it; two threads that do so at once crash it.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def convert_record(value: Any, kind: type[T]) -> T:
+    """Plain values as a value of the given type; safe where several threads answer."""
+    with _ONE_AT_A_TIME:
+        return msgspec.convert(value, kind)
 
 
 def read_checked(path: str | Path, kind: type[T], most: int = MOST) -> T:
@@ -22,7 +31,8 @@ def read_checked(path: str | Path, kind: type[T], most: int = MOST) -> T:
 def decode_json(path: str | Path, data: bytes | msgspec.Raw, kind: Any, field: str = "") -> Any:
     """JSON of a file as a value of the given type; `field` is its place in the file, for errors."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        with _ONE_AT_A_TIME:
+            return msgspec.json.decode(data, type=kind)
     except (msgspec.ValidationError, RecursionError) as e:
         raise describe_validation_error(path, e, field) from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

@@ -7,6 +7,7 @@ from functools import cache
 import msgspec
 
 from presage.errors import PresageError, near
+from presage.files.decoding import convert_record
 from presage.files.reading import shipped_toml
 
 USUAL = "alltoall"
@@ -52,7 +53,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def dispatchers() -> dict[str, Dispatcher]:
     """All there are, by name."""
-    return msgspec.convert(shipped_toml("dispatchers.toml"), _File).dispatchers
+    return convert_record(shipped_toml("dispatchers.toml"), _File).dispatchers
 
 
 @cache

@@ -9,6 +9,7 @@ from math import log2
 import msgspec
 
 from presage.configs.job import Job
+from presage.files.decoding import convert_record
 from presage.files.reading import DATA, shipped_toml
 from presage.hardware.gpu import gpu
 from presage.text import percent
@@ -41,7 +42,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def run_groups() -> tuple[RunGroup, ...]:
     """The groups that ship."""
-    return msgspec.convert(shipped_toml("jobs/evidence.toml"), _File).groups
+    return convert_record(shipped_toml("jobs/evidence.toml"), _File).groups
 
 
 def evidence(job: Job) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from presage.errors import InputError
+from presage.files.decoding import convert_record
 from presage.files.reading import read_bytes
 from presage.traces.execution_graph import (
     MOST_BYTES,
@@ -102,7 +103,7 @@ def _within(node: ExecutionNode, known: set[int]) -> ExecutionNode:
 
 def _json_node(path: str, i: int, raw: dict[str, Any]) -> ExecutionNode:
     try:
-        node = msgspec.convert(raw, _JsonNode)
+        node = convert_record(raw, _JsonNode)
     except msgspec.ValidationError as e:
         problem, _, where = str(e).partition(" - at `$")
         raise InputError(path, problem, f"workload_graph[{i}]{where.rstrip('`')}") from None

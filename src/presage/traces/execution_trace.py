@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from presage.errors import InputError
+from presage.files.decoding import convert_record
 from presage.files.reading import read_bytes
 from presage.traces.execution_graph import (
     MOST_BYTES,
@@ -197,7 +198,7 @@ def _attributes(path: str, raw: _Node) -> tuple[_Node | _Named, Mapping[str, Any
         return raw, rest | raw.args if rest or raw.args else NO_ATTRS
     found = {a.name: a.value for a in raw.attrs}
     try:
-        named = msgspec.convert(found, _Named)
+        named = convert_record(found, _Named)
     except msgspec.ValidationError as e:
         raise InputError(path, str(e), f"node {raw.id}: attrs") from None
     rest = {k: v for k, v in found.items() if k not in NAMED_ATTRS and (v or k != "fw_tid") and v != ""}

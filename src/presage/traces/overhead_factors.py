@@ -17,6 +17,7 @@ import msgspec
 
 from presage.costs.host_factors import HostFactors, MeasuredFactors, host_spread, shrunk
 from presage.errors import InputError
+from presage.files.decoding import convert_record
 from presage.files.reading import DATA, read_toml
 from presage.traces.overheads import ANY, UNPROFILED, Kind
 
@@ -55,8 +56,8 @@ def overheads_of(path: str | Path, table: Mapping[str, Any]) -> OverheadsFile:
         raise InputError(path, f"is {table.get('version')!r}, and this presage reads {VERSION}", "version")
     about = {k: table[k] for k in ("version", "unprofiled", "gpus", "traces") if k in table}
     try:
-        held = {kind: msgspec.convert(table.get(kind, {}), dict[str, dict[str, _Row]]) for kind in KINDS}
-        found = msgspec.convert(about, OverheadsFile)
+        held = {kind: convert_record(table.get(kind, {}), dict[str, dict[str, _Row]]) for kind in KINDS}
+        found = convert_record(about, OverheadsFile)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at `$")
         raise InputError(

@@ -123,9 +123,9 @@ def _guard(server: Flask, hashes: Sequence[str]) -> None:
 
     @server.errorhandler(Exception)
     def no_request(e: Exception) -> Any:
-        """Replies never raise: what does is a request that this page does not send."""
+        """Replies never raise: what does is a request that this page does not send, or a fault to be seen."""
+        print(f"presage ui: {request.path!a}: {type(e).__name__}: {str(e)!a}", file=sys.stderr)
         if request.method != "POST":
-            print(f"presage ui: {request.path!a}: {type(e).__name__}: {str(e)!a}", file=sys.stderr)
             return Response("presage: there is no such page\n", 404, mimetype="text/plain")
         return Response("presage: that is no request of this page\n", 400, mimetype="text/plain")
 

@@ -22,11 +22,10 @@ from functools import cache, lru_cache
 from math import ceil, log
 from typing import NamedTuple
 
-import msgspec
-
 from presage.costs.call import Call
 from presage.costs.families.common import KernelFamily, Law, alignment, fitted_numbers, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.files.decoding import convert_record
 
 OPS = tuple(
     f"aten::_{kind}_attention_{way}" for kind in ("cudnn", "flash", "efficient") for way in ("forward", "backward")
@@ -84,7 +83,7 @@ def attention(call: Call) -> AttentionCall:
 
 @cache
 def _kernels() -> dict[str, AttentionKernel]:
-    return msgspec.convert(fitted_numbers("attention"), dict[str, AttentionKernel])
+    return convert_record(fitted_numbers("attention"), dict[str, AttentionKernel])
 
 
 def kernel(call: Call) -> AttentionKernel:
