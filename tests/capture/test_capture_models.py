@@ -49,6 +49,7 @@ def test_state_space() -> None:
     assert len(graph.ops) > 5000  # its scan is a loop in Python
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_model_of_eight_billion_parameters_needs_little_memory() -> None:
     """Captured in a process of its own; its peak memory stays under a gigabyte.

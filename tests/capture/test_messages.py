@@ -73,7 +73,12 @@ def pipelined(schedule, ranks):
 
 @pytest.mark.parametrize(
     ("schedule", "onward"),
-    [("ScheduleGPipe", 1), ("Schedule1F1B", 1), ("ScheduleInterleaved1F1B", 3), ("ScheduleZBVZeroBubble", 2)],
+    [
+        ("Schedule1F1B", 1),
+        pytest.param("ScheduleGPipe", 1, marks=pytest.mark.slow),
+        pytest.param("ScheduleInterleaved1F1B", 3, marks=pytest.mark.slow),
+        pytest.param("ScheduleZBVZeroBubble", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_stages_of_a_pipeline_send_each_microbatch_on_and_its_gradient_back(schedule, onward):
     graphs = captures(pipelined(schedule, 2), 2)
@@ -128,6 +133,7 @@ def test_ranks_that_do_not_communicate_in_a_step_get_no_strategy():
     assert found.many.strategy == "as written" and found.many.communication == 0
 
 
+@pytest.mark.slow
 def test_a_barrier_reduces_a_number_and_one_between_hosts_does_not():
     assert calls(captures(trained(lambda *_: dist.barrier()), 2)[0]) == [("all_reduce", "world", 4)]
     hosts = trained(lambda *_: dist.barrier(dist.new_group(backend="gloo")))
@@ -158,6 +164,7 @@ def ring(sequence, dtype=torch.bfloat16):
     return build
 
 
+@pytest.mark.slow
 def test_context_parallel_attention_sends_keys_and_values_around():
     found = calls(capture(ring(512), variant=Variant(ranks=4)))
     part = 2 * 128 * 128  # keys and values of a rank's part

@@ -151,6 +151,7 @@ CASES = ALIKE | {
     "InterleavedZeroBubble": pipeline("ScheduleInterleavedZeroBubble", 2),
     "ZBVZeroBubble": pipeline("ScheduleZBVZeroBubble", 2, turning=True),
 }
+LONG = ("GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,7 @@ def captured(name, rank):
     return capture(lambda _: CASES[name]("cuda"), variant=Variant(ranks=RANKS, rank=rank))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
 def test_captured_ranks_ask_for_what_real_ones_do(real, name):
     with sharing_objects():
         for rank, asked in enumerate(real):
@@ -172,6 +173,7 @@ def test_captured_ranks_ask_for_what_real_ones_do(real, name):
             assert found and found == asked[name], f"rank {rank}"
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_meet_in_their_messages():
     name = "Interleaved1F1B"
     found = predict_ranks(rank_graphs(lambda rank: captured(name, rank), RANKS), RANKS, draws=1)

@@ -43,6 +43,7 @@ def repeated(times: Callable[[str], Any]) -> Build:
     return build
 
 
+@pytest.mark.slow
 def test_a_small_buffer_keeps_its_numbers_however_often_it_is_written_to() -> None:
     def most(device: str) -> Any:
         weight, buffer = torch.empty(LARGE, LARGE, device=device), torch.zeros(150, 8, device=device)
@@ -329,6 +330,7 @@ def test_a_file_read_into_a_large_host_tensor_is_what_the_code_finds_in_it(tmp_p
     assert found == {"first": 999, "ends": 100, "where": "cpu", "on GPU": 70}
 
 
+@pytest.mark.slow
 def test_lbfgs_runs_all_of_its_iterations_whatever_is_drawn_for_its_tolerances() -> None:
     def build(device: str) -> Callable[[], Any]:
         model, x = nn.Linear(LARGE, LARGE).to(device), torch.randn(8, LARGE, device=device)

@@ -16,7 +16,8 @@ from presage.capture import NotApplicable, Variant, capture  # noqa: E402
 from presage.graph.graph import Graph, faults  # noqa: E402
 
 BF16 = "bfloat16"
-TYPES: list[dict[str, Any]] = [{}, {"tf32": True}, {"amp": BF16}, {"dtype": BF16}]
+slow = pytest.mark.slow
+TYPES = [{"amp": BF16}, *(pytest.param(a, marks=slow) for a in ({}, {"tf32": True}, {"dtype": BF16}))]
 
 
 def variant_of(build: Callable[..., Any], variant: Variant, **arguments: Any) -> Graph:
@@ -34,9 +35,9 @@ def exact(edited: Graph, by_hand: Graph, host: float = 1e-6) -> None:
     ("variant", "by_hand"),
     [
         (Variant(autocast=BF16), ("amp", BF16)),
-        (Variant(autocast="float16"), ("amp", "float16")),
+        pytest.param(Variant(autocast="float16"), ("amp", "float16"), marks=slow),
         (Variant(dtype=BF16), ("dtype", BF16)),
-        (Variant(tf32=True), ("tf32", True)),
+        pytest.param(Variant(tf32=True), ("tf32", True), marks=slow),
     ],
     ids=str,
 )
@@ -56,7 +57,7 @@ def test_channels_last_is_what_the_layout_does(arguments: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("arguments", TYPES, ids=str)
-@pytest.mark.parametrize(("spread", "how"), [(False, "fused"), (True, "masked")])
+@pytest.mark.parametrize(("spread", "how"), [(False, "fused"), pytest.param(True, "masked", marks=slow)])
 def test_written_out_attention_is_fused(arguments: dict[str, Any], spread: bool, how: str) -> None:
     edited = variant_of(tokens, Variant(fused_attention=True), how="manual", spread=spread, **arguments)
     by_hand = captured(tokens, ("how", how), ("spread", spread), *arguments.items())
@@ -85,13 +86,14 @@ def test_products_that_are_no_attention_stay() -> None:
     assert not different(plain, edited)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=slow)])
 @pytest.mark.parametrize("arguments", [{}, {"amp": BF16}], ids=str)
 def test_microbatches_are_what_a_loop_gives(count: int, arguments: dict[str, Any]) -> None:
     edited = variant_of(tokens, Variant(accumulate=count), **arguments)
     exact(edited, captured(tokens, ("accumulate", count), *arguments.items()))
 
 
+@pytest.mark.slow
 def test_variants_go_together() -> None:
     both = Variant(autocast=BF16) | Variant(accumulate=2)
     exact(variant_of(tokens, both), captured(tokens, ("amp", BF16), ("accumulate", 2)))

@@ -105,7 +105,7 @@ def test_fused_is_what_fused_runs(kind: str, options: dict[str, Any], form: str)
     assert_same(of(kind, options, form, FUSED), of(kind, options, "fused"))
 
 
-@pytest.mark.parametrize("options", ADAM)
+@pytest.mark.parametrize("options", [ADAM[0], *(pytest.param(o, marks=pytest.mark.slow) for o in ADAM[1:])])
 def test_capturable_is_what_capturable_runs(options: dict[str, Any]) -> None:
     """Lists of step sizes on the GPU are not taken at once: one division for each parameter, twice."""
     wanted = of("Adam", options, "capturable")

@@ -81,6 +81,7 @@ def test_the_placement_is_written_rank_by_rank(answer: tuple[dict[str, Any], lis
     assert all(len(nodes) == 1 for nodes in tensor)
 
 
+@pytest.mark.slow
 def test_a_fleet_can_be_drawn_and_a_seed_fixes_all() -> None:
     drawn = ("--speeds", "random:0.02:0.01:1.2", "--spares", "2", "--hot", "1.2@node3", "--evict", "1")
     one, same = (place(JOB, *drawn, *QUICK, "--json", "-", "--seed", "1") for _ in range(2))

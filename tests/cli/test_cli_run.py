@@ -119,6 +119,7 @@ def test_options_reach_the_run(args: list[str], where: tuple[str, ...], value: f
     assert told == (value if isinstance(value, str) else pytest.approx(value, rel=0.01))
 
 
+@pytest.mark.slow
 def test_more_failures_and_fewer_spares_take_longer(plain: dict[str, Any]) -> None:
     assert found(SMALL, *OFTEN[:-1], "8000")["failures"]["mean"] > 3 * plain["failures"]["mean"]
     assert found(SMALL, *OFTEN, "--spares", "0")["days"]["p50"] > plain["days"]["p50"]

@@ -145,6 +145,7 @@ def test_ranks_of_code_that_does_not_communicate_are_refused(tmp_path: Path) -> 
         graph(f"{tmp_path / 'own.py'}:build", "--ranks", "8")
 
 
+@pytest.mark.slow
 def test_edits_of_a_rank_keep_its_collectives(distributed: str, tmp_path: Path) -> None:
     wide = "--arg", "width=8192", "--apply", "batch=8", "--draws", "1", "--json", "-"
     alone, one_of_many = (json.loads(run(distributed, "--ranks", n, *wide)) for n in ("1", "8"))

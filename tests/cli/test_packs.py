@@ -45,7 +45,10 @@ def refused(words: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("way", ["--pack {0}", "--gpu {0}", "--pack {0} --platform dgx-h200", "--pack {0} --gpu h200"])
+OTHER_WAYS = "--gpu {0}", "--pack {0} --platform dgx-h200", "--pack {0} --gpu h200"
+
+
+@pytest.mark.parametrize("way", ["--pack {0}", *(pytest.param(w, marks=pytest.mark.slow) for w in OTHER_WAYS)])
 def test_ranks_get_the_kernels_of_a_pack(pack: Path, way: str) -> None:
     one, plain, with_pack = (
         answer(f"predict {STEP} {place}")

@@ -122,6 +122,7 @@ def test_what_tables_show_is_kept_as_it_was(tmp_path: Path) -> None:
 # ---- a GPU's own kernels
 
 
+@pytest.mark.slow
 def test_a_slower_gpu_is_found_again_whatever_engines_add() -> None:
     """Half as quick as the H200's corrections say, under a floor of 6 us: 2 of them are any short kernel's."""
     rows = products("a100_80gb", 2.0, 6e-6, 900)

@@ -186,6 +186,7 @@ def samples() -> dict[str, list[fit.KernelSample]]:
     return fit.samples(replace(measured, families=families))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rounds", "typical", "most"),
     [

@@ -128,6 +128,7 @@ def samples(measured: pack.Pack) -> dict[str, list[fit.KernelSample]]:
     return fit.samples(replace(measured, families=families))
 
 
+@pytest.mark.slow
 def test_unknown_indices_count_as_uniform(measured: pack.Pack) -> None:
     """What is taken for granted of indices is what uniform ones have."""
     ratios = []
@@ -141,6 +142,7 @@ def test_unknown_indices_count_as_uniform(measured: pack.Pack) -> None:
     assert np.quantile(most, 0.9) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most", "most_90", "most_beyond"),
     [

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 from make_sharding import JOBS, PAGE, PLANNERS, TRACED, planners, shown, table, traced_table  # noqa: E402
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_command(shared: Path) -> None:
     rows = score_dlrm(shared / "runs" / "public_runs.csv").rows
     assert shown(PAGE.read_text()) == table(rows), "run docs/make_sharding.py"
@@ -29,6 +30,7 @@ def test_the_table_is_that_of_the_command(shared: Path) -> None:
     assert f"{low:.2f} to {high:.2f} times the prediction" in PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_table_of_golden_training_is_that_of_the_command(shared: Path) -> None:
     result = score_traced_jobs([shared / "traces" / "torchrec_dlrm_4xv100"])
     lines = traced_table(result.rows).split("\n")[2:]
@@ -64,6 +66,7 @@ def test_figures_of_eight_ranks_are_those_of_the_table() -> None:
     assert f"{float(errors['step'].rstrip('%')):.0f}% where the host is the limit" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_picks_beside_torchrecs_planner_are_those_of_the_command(shared: Path) -> None:
     """presage's column; TorchRec's needs torchrec."""
     found = score_sharding(shared / "h200" / "tbe_sharding.json").picks()["presage"]

@@ -121,6 +121,7 @@ def _written(path: Path, text: str) -> str:
     return f"{path}:build"
 
 
+@pytest.mark.slow
 def test_classic_code_keeps_uneven_placement(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     import presage as ps

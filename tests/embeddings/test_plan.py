@@ -126,6 +126,7 @@ def test_a_table_held_otherwise_is_priced_as_the_whole_plan_would_be() -> None:
         assert here.seconds_with(table, placed) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_local_search_never_makes_a_plan_worse() -> None:
     prices = ShardCosts(_problem(40, ranks=8))
     for name in HEURISTICS:
@@ -141,6 +142,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert first.plan == second.plan
 
 
+@pytest.mark.slow
 def test_what_is_found_beats_every_heuristic_and_not_the_bound() -> None:
     for k in range(3):
         found = search(_problem(40, ranks=8, seed=k), kicks=5)
@@ -148,6 +150,7 @@ def test_what_is_found_beats_every_heuristic_and_not_the_bound() -> None:
         assert found.bound <= found.cost.seconds
 
 
+@pytest.mark.slow
 def test_no_placement_is_below_the_bound() -> None:
     prices, rng = ShardCosts(_problem(30, ranks=4)), np.random.default_rng(0)
     for _ in range(200):

@@ -198,6 +198,7 @@ def summing(folder: Path, cache: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(call, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_share_what_is_compiled_whatever_becomes_of_it(tmp_path: Path) -> None:
     """Started at once on an empty cache, one of them killed; then with every file cut off; then another call's code."""
     cache = tmp_path / "cache"

@@ -168,6 +168,7 @@ def test_a_last_line_without_its_end_does_not_run_into_the_next_pack(tmp_path: P
     assert [r.params["m"] for r in pack.read(tmp_path / "out").rows("gemm")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_shipped_packs_can_be_read() -> None:
     found = [pack.read(folder) for folder in sorted(SHIPPED.iterdir()) if (folder / "header.json").exists()]
     if (SHIPPED / "header.json").exists():

@@ -231,6 +231,7 @@ def test_a_hot_node_costs_more_the_hotter_it_is_and_most_where_the_pipeline_has_
     assert int(np.argmax(hot.costs)) == 7 and int(np.argmin(hot.costs)) == 0
 
 
+@pytest.mark.slow
 def test_16384_gpus_can_be_placed() -> None:
     shape = step_model(read_transformer_job(JOBS / "llama3.1-405b.toml", {}))
     fleet = random_fleet(16384, 8, 0.02, np.random.default_rng(0), 0.002, 1.15)

@@ -72,7 +72,9 @@ def brute_force(shape: StepModel, noise: NoiseModel, runs: int, steps: int, seed
 
 
 @pytest.mark.parametrize("load", [Fixed(1.0), Gamma(1.0, 0.3)], ids=["equal microbatches", "packed sequences"])
-@pytest.mark.parametrize(("gpus", "pp", "batch"), [(2048, 4, 256), (16384, 8, 2048)])
+@pytest.mark.parametrize(
+    ("gpus", "pp", "batch"), [(2048, 4, 256), pytest.param(16384, 8, 2048, marks=pytest.mark.slow)]
+)
 def test_folding_equals_brute_force(load, gpus: int, pp: int, batch: int) -> None:
     """Quantiles of steps agree within 3.5 standard errors of the two."""
     shape = job_shape(gpus, pp, batch)
@@ -165,6 +167,7 @@ def test_common_random_numbers(small: StepModel) -> None:
     assert not (draw(small, noise, 8, 2_000).seconds == with_all.seconds).any()
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repeated_draws(small: StepModel) -> None:
     noise = NoiseModel(GPUS.spread, GPUS.slow, common=CommonNoise(sd=0.01))
     found = [draw(small, noise, seed, 8_000).quantile(0.95) for seed in range(12)]
@@ -207,6 +210,7 @@ def test_other_ways_to_spread_a_job_can_be_drawn(parallel: dict[str, object]) ->
     assert found.seconds < e.value < 1.6 * found.seconds
 
 
+@pytest.mark.slow
 def test_65536_gpus_take_bounded_memory() -> None:
     """The time is in bench/draws.py."""
     import tracemalloc

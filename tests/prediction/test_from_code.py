@@ -144,6 +144,7 @@ def test_a_gpt_on_one_gpu_is_described_as_it_is():
     assert not job.assumed and not job.unsaid
 
 
+@pytest.mark.slow
 def test_a_llama_with_ddp_is_described_with_its_replicas_and_buckets():
     def build(_):
         dist.init_process_group("nccl")
@@ -171,6 +172,7 @@ def test_fsdp_and_recomputation_are_described():
     assert not job.unsaid
 
 
+@pytest.mark.slow
 def test_hybrid_sharding_says_how_many_share_a_copy():
     def build(_):
         dist.init_process_group("nccl")
@@ -181,6 +183,7 @@ def test_hybrid_sharding_says_how_many_share_a_copy():
     assert job.table["parallel"] == {"gpus": 8, "zero": 2, "fsdp": True, "shard": 4}
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_multiplies_heads_and_widths():
     def build(_):
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -199,6 +202,7 @@ def test_tensor_parallelism_multiplies_heads_and_widths():
     assert "head is not split" in job.unsaid[0]
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_are_put_together():
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 

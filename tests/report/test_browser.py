@@ -114,6 +114,7 @@ def test_a_narrow_screen_scrolls_only_down(look: Looker, told: Answer) -> None:
         assert 250 < max(charts) <= width
 
 
+@pytest.mark.slow
 def test_on_paper_all_tables_are_open(look: Looker, told: Answer) -> None:
     seen = look(told)
     closed = "document.querySelectorAll('details:not([open])').length"

@@ -97,6 +97,7 @@ def test_the_roofline_has_every_op_that_moves_something(predicted: StepResult) -
     assert names == {"memory, 4.8 TB/s", "fp16 and bf16, 989.5 TFLOP/s"}
 
 
+@pytest.mark.slow
 def test_pages_of_the_same_answer_are_the_same_bytes(gpt: Graph) -> None:
     first, second = (
         render_page(predict_answer(p, page=True)) for p in (predict(gpt, draws=30), predict(gpt, draws=30))
@@ -149,6 +150,7 @@ def test_before_and_after(gpt: Graph) -> None:
     assert sum(s.title.startswith("Memory") for s in page.sections) == 2
 
 
+@pytest.mark.slow
 def test_suggestions_are_ranked(gpt: Graph) -> None:
     found = suggestions(gpt, draws=5, steps=4, combine=1)
     page = suggest_answer(found)

@@ -449,6 +449,7 @@ def host_bound(shared: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.slow
 def test_the_profiler_cost_told_in_the_docstring(shared: Path) -> None:
     cases = host_bound(shared)
     assert len(cases) == 12

@@ -40,6 +40,7 @@ def test_every_number_of_gpus_has_a_plan(model: str) -> None:
         assert legal(plan) and plan.knobs["gpus"] == min(gpus, 1_048_576)
 
 
+@pytest.mark.slow
 def test_every_model_is_answered_from_the_first_state() -> None:
     first = first_plan(None)
     kept = turn_reply(first.knobs, first.rest, ASKED, None)["kept"]

@@ -232,6 +232,7 @@ def test_a_plan_that_cannot_be_run_is_repaired_and_undone(user: Callable[..., Ta
     assert page.tab.locator("#controls-a .field.gpus input[type=number]").input_value() == "64"
 
 
+@pytest.mark.slow
 def test_dark_and_narrow_screens(user: Callable[..., Tab]) -> None:
     page = user(dark=True, width=420)
     page.tab.wait_for_selector(".chart-parts .cell.a .bars path")

@@ -61,6 +61,7 @@ def test_notes_say_what_was_fitted(scored) -> None:  # type: ignore[no-untyped-d
     assert "351 of the 351" in scored.notes[1] and scored.to_json()["n"] == 176
 
 
+@pytest.mark.slow
 def test_what_is_scored_is_not_fitted(groups_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scored groups may say anything of their times: their predictions stay."""
     monkeypatch.setattr(embeddings, "ENOUGH", 40)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CASE = "resnet_b64_amp"
 
 
+@pytest.mark.slow
 def test_a_recorded_step_is_predicted_from_its_trace_as_from_its_code(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     measured = json.loads((ROOT / "data" / "h200_traces" / "measured.json").read_text())

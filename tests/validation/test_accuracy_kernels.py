@@ -51,6 +51,7 @@ def write(path: Path, *lines: str) -> Path:
 # ---- packs
 
 
+@pytest.mark.slow
 def test_no_scored_call_is_fitted(pack: Pack) -> None:
     some = samples(pack)["softmax"]
     data = table(FAMILIES["softmax"], some, Rates.of(gpu("h200")))

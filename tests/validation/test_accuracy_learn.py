@@ -46,6 +46,7 @@ def test_amd_products_follow_the_law_alone() -> None:
     assert found.warm == pytest.approx(found.law.seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v100_pcie_32gb", "p100_pcie"])
 def test_convolutions_on_gpus_that_were_not_fitted(shared: Path, name: str) -> None:
     """The bar of 20%, on every eighth shape of their table; nothing of these GPUs was fitted."""

@@ -146,6 +146,7 @@ def test_microbatches_are_extended_from_two() -> None:
     assert one.extended(two, 1) == two
 
 
+@pytest.mark.slow
 def test_runs_are_predicted(tmp_path: Path) -> None:
     """A step of four microbatches, from captures of one and of two, is that of a capture of four."""
     table = write(tmp_path / "runs.csv", MPT, GPT, LLAMA, MPT | {"gpu": "H100-80GB-SXM"})
@@ -196,6 +197,7 @@ def test_other_models_have_as_many_parameters_as_published() -> None:
     assert sum(p.numel() for p in gpt.parameters()) == 774_030_080  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_published_run(shared: Path, tmp_path: Path) -> None:
     """MPT-125M on 8 A100: nothing of it was fitted."""
     with (shared / "runs/public_runs.csv").open() as f:

@@ -82,6 +82,7 @@ def test_every_machine_of_a_folder_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(found.rows) == 6 and found.rates["host_bound_in_interval"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_script_is_predicted_with_the_arguments_it_was_measured_with(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(SCRIPT)
     found = score_scripts(tmp_path, written(tmp_path, wide=RUN | {"argv": "--width 16384"}, narrow=RUN))

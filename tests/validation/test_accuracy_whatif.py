@@ -68,6 +68,7 @@ def test_paths_are_told_apart() -> None:
 FEW = ("cuda_graph/recommender", "joined_tables/recommender_wide", "tf32/mlp", "fused_adam/mlp", "fused_chains/by_hand")
 
 
+@pytest.mark.slow
 def test_a_few_measured_pairs_are_predicted(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="captures steps")
     runs = [json.loads(file.read_text()) for file in sorted(DATA.glob("run*.json"))]

@@ -329,6 +329,7 @@ def names(found: ps.WhatIf) -> list[str]:
     return [op.name for op in found.edited.graph.ops if op.kernels]
 
 
+@pytest.mark.slow
 def test_edits_of_the_capture_and_of_the_graph_go_together(code: str) -> None:
     found = asked(code, ["cuda_graph", "faster=aten::addmm:2", "fused_adam", "bf16"])
     graph = found.edited.graph
