@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Any
 
@@ -18,8 +18,6 @@ DUMPED_INF = 1e300  # LightGBM's dump has this for an infinite threshold: all bu
 # Of each fit: two that share a busy core wait for each other a hundred times longer than they work. Trees do not depend
 # on it.
 THREADS = int(os.environ.get("PRESAGE_FIT_THREADS", "1"))
-PARTS = ("splits", "feature", "threshold", "nan_left", "value")
-Gate = Sequence[tuple[int, float, bool]]
 NO_LIGHTGBM = "fitting trees needs LightGBM: pip install 'presage[fit]'"
 
 
@@ -65,48 +63,6 @@ def fit(
     table = lightgbm.Dataset(rows, target - base, weight=weight)
     booster = lightgbm.train({**settings, **(extra or {})}, table, num_boost_round=rounds)
     return _as_arrays(booster.dump_model()["tree_info"], base, rows.shape[1])
-
-
-def gated(trees: Trees, gate: Gate) -> Trees:
-    """Trees that are zero but for rows that pass every test of the gate: (feature, threshold, is at most it)."""
-    base = Trees(np.zeros(1, np.bool_), *_nothing(), np.array([trees.base], np.float32), 0.0, trees.features)
-    whole = joined(base, Trees(trees.splits, trees.feature, trees.threshold, trees.nan_left, trees.value, 0.0,
-                               trees.features))  # fmt: skip
-    for feature, threshold, below in reversed(gate):
-        whole = _tested(whole, feature, threshold, below)
-    return whole
-
-
-def joined(first: Trees, second: Trees) -> Trees:
-    """The sum of both."""
-    arrays = (np.concatenate([getattr(t, k) for t in (first, second)]) for k in PARTS)
-    return Trees(*arrays, first.base + second.base, first.features)
-
-
-def _tested(trees: Trees, feature: int, threshold: float, below: bool) -> Trees:
-    """Every tree under one more split, with zero on the other side."""
-    ends = [*trees.roots[1:].tolist(), len(trees.splits)]
-    splits, features, thresholds, nans, values = [], [], [], [], []
-    split = leaf = 0
-    for start, end in zip(trees.roots.tolist(), ends, strict=True):
-        own = trees.splits[start:end]
-        inner, leaves = int(own.sum()), int((~own).sum())
-        splits.append(np.concatenate([[True], own, [False]] if below else [[True, False], own]))
-        features.append(np.concatenate([[feature], trees.feature[split : split + inner]]))
-        thresholds.append(np.concatenate([[threshold], trees.threshold[split : split + inner]]))
-        nans.append(np.concatenate([[below], trees.nan_left[split : split + inner]]))
-        own_values = trees.value[leaf : leaf + leaves]
-        values.append(np.concatenate([own_values, [0.0]] if below else [[0.0], own_values]))
-        split, leaf = split + inner, leaf + leaves
-    kinds = (np.bool_, np.int16, np.float32, np.bool_, np.float32)
-    arrays = (
-        np.concatenate(a).astype(k) for a, k in zip((splits, features, thresholds, nans, values), kinds, strict=True)
-    )
-    return Trees(*arrays, trees.base, trees.features)
-
-
-def _nothing() -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    return np.zeros(0, np.int16), np.zeros(0, np.float32), np.zeros(0, np.bool_)
 
 
 def _as_arrays(trees: Iterable[Mapping[str, Any]], base: float, features: int) -> Trees:

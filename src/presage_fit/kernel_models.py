@@ -20,15 +20,13 @@ from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage.graph.dtypes import DTYPES
 from presage.hardware import gpu
-from presage_fit.boosting import fit, gated, joined
+from presage_fit.boosting import fit
 from presage_fit.cache_power import fit_cache, fit_power
 from presage_fit.pack import Leaf, Pack, read
 
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
-AGAIN: dict[str, Any] = {"rounds": 300, "leaves": 63, "rate": 0.12}  # of what is fitted once more
-LEAST_AGAIN = 2000  # rows
 DISTURBED = 0.2  # spread of the repeats over their median
 REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
 COUNTED = {"aten::bincount": ("values",)}  # what the times of an op depend on besides, in the parameters of its draws
@@ -145,17 +143,17 @@ def _rows(
 
 def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
     """Trees for ln(measured / law)."""
-    target = np.log(rows.seconds / rows.law)
-    settings = {"min_leaf": 8, "seed": seed, "objective": "huber"}
-    trees = fit(rows.x, target, rounds=family.rounds, leaves=family.leaves, rate=family.rate,
-                extra=SHARES | {"alpha": family.bound}, **settings)  # fmt: skip
-    tests = [(rows.x[:, f] <= at) == below for f, at, below in family.again]
-    few = np.all(tests, 0) if tests else np.zeros(len(target), np.bool_)
-    if few.sum() < LEAST_AGAIN:
-        return trees
-    left = target[few] - trees.predict(rows.x[few].astype(np.float32))
-    more = fit(rows.x[few], left, **AGAIN, extra=SHARES | {"alpha": 3 * family.bound}, **settings)
-    return joined(trees, gated(more, family.again))
+    return fit(
+        rows.x,
+        np.log(rows.seconds / rows.law),
+        rounds=family.rounds,
+        leaves=family.leaves,
+        rate=family.rate,
+        min_leaf=8,
+        seed=seed,
+        objective="huber",
+        extra=SHARES | {"alpha": family.bound},
+    )
 
 
 def held_out(some: list[KernelSample], rows: SampleTable, seed: int = 0) -> tuple[Array, Array]:

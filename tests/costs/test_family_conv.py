@@ -215,12 +215,3 @@ def test_permuted_1d_inputs_are_made_contiguous_first() -> None:
     calls = [backward(y, x, w, (True, False, False), padding=64, groups=16) for x in (permuted, shape(4, 768, 249))]
     assert conv(calls[0]) == conv(calls[1])
     assert not conv(calls[0]).channels_last
-
-
-def test_features_that_tell_of_groups_are_where_the_gate_looks() -> None:
-    """Only groups that are not depthwise are fitted once more."""
-    family = FAMILIES["conv"]
-    for groups, inside in ((1, False), (8, True), (64, False)):
-        call = forward(shape(8, 64, 28, 28), shape(64, 64 // groups, 3, 3), padding=1, groups=groups)
-        x = family.features(call, family.law(call, RATES))
-        assert all((x[f] <= at) == below for f, at, below in family.again) == inside

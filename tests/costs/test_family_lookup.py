@@ -179,7 +179,9 @@ def test_scatters_that_compare_wait_for_records_and_others_add() -> None:
     law = FAMILIES["index"].law
     few, many = (law(scattered("amax", most), RATES).seconds for most in (10.0, 4000.0))
     added = law(scattered("mean", 10.0), RATES).seconds
-    plain = law(Call("aten::scatter_add_", scattered("sum", 10.0).inputs[:4], facts={"distinct": 990.0, "most": 10.0}), RATES)
+    plain = law(
+        Call("aten::scatter_add_", scattered("sum", 10.0).inputs[:4], facts={"distinct": 990.0, "most": 10.0}), RATES
+    )
     assert few < many < 100 * few
     assert added == plain.seconds != few
 

@@ -172,13 +172,3 @@ def test_three_thousand_rows_of_600_trees_take_no_time() -> None:
         return time.process_time() - start
 
     assert min(spent() for _ in range(10)) < 0.1
-
-
-def test_gated_trees_count_only_where_every_test_is_passed() -> None:
-    x, y = table()
-    first, second = (fit(x, y * k, rounds=6) for k in (1.0, 0.5))
-    both_of = boosting.joined(first, boosting.gated(second, ((0, 0.2, False), (3, 0.5, True))))
-    inside = (x[:, 0] > 0.2) & (x[:, 3] <= 0.5)
-    expected = first.predict(x) + np.where(inside, second.predict(x), 0.0)
-    assert 0 < inside.sum() < len(x)
-    np.testing.assert_allclose(both_of.predict(x), expected, atol=1e-5)

@@ -35,9 +35,6 @@ class KernelFamily:
     leaves: int = 31
     rate: float = 0.05  # of learning
     bound: float = 0.1  # of ln(measured / law), beyond which an outlier pulls no harder; more where laws are rough
-    # Calls that differ from the many others, told by features (which, threshold, whether at most it): they are fitted
-    # once more, on what the trees of all leave of them.
-    again: tuple[tuple[int, float, bool], ...] = ()
     computes: bool = False  # waits for its inputs, then works at the clock's pace; others stream
     parts: Callable[[Call], list[Call]] = lambda call: [call]  # the calls that an op is the sum of
     works: Callable[[Call], bool] = lambda _: False  # on every element, which takes power; others only move them

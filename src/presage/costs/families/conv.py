@@ -311,8 +311,6 @@ def _channels_last(t: Shape) -> bool:
 
 
 OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))
-GROUPED = ((11, 0.0, False), (12, 0.5, True))  # features: more than one group, and not depthwise
 FAMILY = KernelFamily(
-    "conv", OPS, law, features, rounds=2000, leaves=127, rate=0.08, again=GROUPED, computes=True, parts=gradients,
-    at_once=side_by_side,
-)  # fmt: skip
+    "conv", OPS, law, features, rounds=2000, leaves=127, rate=0.08, computes=True, parts=gradients, at_once=side_by_side
+)
