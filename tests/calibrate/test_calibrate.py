@@ -25,6 +25,7 @@ SEEDS |= {
     "recurrent": [(11, 900)],
     "conv_grouped": [(s, {204: 1100, 205: 900}.get(s, 1000)) for s in range(201, 211)],
     "thin": [(301, 700), *((s, 1100) for s in (303, 304, 305, 306, 308, 309, 310))],
+    "sides": [(s, 1400 if s in (401, 406) else 1500) for s in range(401, 407)],
     "recurrent_more": [(s, 600) for s in (303, 304, 305, 306, 308, 309, 310)],
 }
 AGAIN = {"conv": 2700, "copy": 3600, "index": 1800, "optimizer": 700, "pool": 700, "reduce": 3500, "rnn": 175}
