@@ -19,19 +19,23 @@ from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import RankGroup
 from presage.costs.families.attention import AttentionShape
-from presage.costs.host_constants import LAYER
 from presage.memory.engine_memory import engine_job
 from presage.prediction.jobs.efficiency import shipped_efficiency
-from presage.prediction.jobs.job_step import layer_host_of
 from presage.prediction.jobs.layer_graph import LOW, LayerBuilder, PendingOp, memory_bound_graph
 from presage.prediction.jobs.transformer_layer import PADDED
+from presage.prediction.post_training.software import software_costs
 
 Floats = NDArray[np.float64]
-# Host time of an iteration. 200-300 us stay exposed where the next batch is scheduled while one runs, 2-3 ms at 256
-# sequences where it is not (github.com/vllm-project/vllm issue 10634: gaps between decode steps of a 7B, batch 256).
-EXPOSED, EACH = 250e-6, (2.5e-3 - 250e-6) / 256
+# Of an iteration the GPU waits 200-300 us for the host where the next batch is scheduled while one runs; where it is not,
+# 5-6 ms at 256 sequences of a 7B (github.com/vllm-project/vllm issue 10634), of which a part is by the sequence.
+OVERLAPPED, EACH = 250e-6, (5.5e-3 - 0.9e-3) / 256
+# Without CUDA graphs vLLM decodes a token of GPT-2's twelve layers in 4.81 ms on an H200, in 1.30 ms with them
+# (deepspeedai/DeepSpeed pull request 8352).
+LAUNCH = (4.81e-3 - 0.9e-3) / 12
 CAPTURED = 512  # sequences of the largest CUDA graph, vLLM's default
-SAMPLING = 34.0  # bytes per logit: to fp32, over the temperature, softmax, random numbers, the largest
+# Bytes per logit: to fp32, over the temperature, softmax, random numbers, the largest (34); the log-probability of the
+# chosen token, which trainers ask for: a copy, a log-softmax, its rank (24).
+SAMPLING = 58.0
 KERNELS = 9  # memory-bound kernels of a layer: two norms with residual, rope, KV write, activation, reshapes
 CHUNK = 4096  # tokens of a batch that is prefilled: from here on time is by the token
 SCORES = 0.5  # of the peak, by kernels that decode with latent keys
@@ -47,12 +51,33 @@ class DecodingModel:
         self.collectives = Collectives.of(job.platform)
         self.group = RankGroup.of(job.platform, engine.tp)
         self.product = shipped_efficiency().product
+        self._prompts: dict[int, float] = {}  # attention of a token by the length of its prompt
 
     # ---- an iteration
 
     def seconds(self, batch: Floats | float, context: Floats | float) -> Floats:
         """Seconds of an iteration of `batch` sequences that attend to `context` tokens in all."""
         return np.asarray(np.interp(batch, self.batches, self.table) + self.attention_seconds(batch, context))
+
+    def one(self, batch: int, context: float) -> float:
+        """As `seconds`, of plain numbers."""
+        return self._by_batch[batch] + self._context_token * (
+            self._far * context + self._near * min(context, batch * self.job.model.window)
+        )
+
+    @cached_property
+    def _by_batch(self) -> list[float]:
+        every = np.arange(self.engine.max_num_seqs + 1)
+        return [float(x) for x in np.interp(every, self.batches, self.table)]
+
+    @cached_property
+    def _near(self) -> int:
+        """Layers with a window."""
+        return sum(self.job.model.has_window(i) for i in range(self.job.model.layers))
+
+    @property
+    def _far(self) -> int:
+        return self.job.model.layers - self._near
 
     @cached_property
     def batches(self) -> Floats:
@@ -68,16 +93,11 @@ class DecodingModel:
     def iteration(self, batch: int) -> float:
         """An iteration without attention: GEMMs, memory-bound kernels, collectives, sampling, the host."""
         gpu = self.pass_seconds(batch) + self.sampling_seconds(batch)
-        host = EXPOSED + (0.0 if self.engine.async_scheduling else EACH * batch)
-        if self.engine.cuda_graphs and batch <= CAPTURED:
-            return gpu + host
-        return max(gpu, self.launch_seconds) + host
-
-    @cached_property
-    def launch_seconds(self) -> float:
-        """Host time of launching a pass kernel by kernel."""
-        layer = layer_host_of(self.job, shipped_efficiency()).forward * LAYER["forward_without_graph"]
-        return self.job.model.layers * layer
+        costs = software_costs()
+        exposed = costs.iteration + EACH * batch + (costs.ranks if self.engine.tp > 1 else 0.0)
+        host = OVERLAPPED if self.engine.async_scheduling else exposed
+        launched = self.engine.cuda_graphs and batch <= CAPTURED
+        return (gpu if launched else max(gpu, LAUNCH * self.job.model.layers)) + host
 
     def pass_seconds(self, tokens: int) -> float:
         """So many tokens through all layers and, one of each sequence, the head; no attention."""
@@ -99,10 +119,8 @@ class DecodingModel:
 
     def attention_seconds(self, batch: Floats | float, context: Floats | float) -> Floats:
         """Reading the keys and values of all sequences, in layers with a window those within it."""
-        m = self.job.model
-        near = sum(m.has_window(i) for i in range(m.layers))
-        seen = np.minimum(context, np.asarray(batch) * m.window) if m.window else 0.0
-        return np.asarray(self._context_token * ((m.layers - near) * np.asarray(context) + near * seen))
+        seen = np.minimum(context, np.asarray(batch) * self.job.model.window)
+        return np.asarray(self._context_token * (self._far * np.asarray(context) + self._near * seen))
 
     @cached_property
     def _context_token(self) -> float:
@@ -119,7 +137,10 @@ class DecodingModel:
 
     def prefill_seconds(self, tokens: float, length: float) -> float:
         """Prefilling sequences of this length, so many tokens in all."""
-        return tokens * (self._prefill_token + self._prompt_attention(max(1, round(length))))
+        whole = max(1, round(length))
+        if whole not in self._prompts:
+            self._prompts[whole] = self._prompt_attention(whole)
+        return tokens * (self._prefill_token + self._prompts[whole])
 
     @cached_property
     def _prefill_token(self) -> float:
@@ -160,8 +181,8 @@ class DecodingModel:
         up, width = 2 if m.gated else 1, max(1, e.ffn // cut)
         out = [
             b.gemm(tokens, e.experts, m.hidden, "bf16"),
-            b.gemm(rows, up * width, m.hidden, self.job.precision, groups=groups),
-            b.gemm(rows, m.hidden, width, self.job.precision, groups=groups),
+            b.gemm(rows, groups * up * width, m.hidden, self.job.precision),  # reads as many weights, does as many FLOPs
+            b.gemm(rows, groups * m.hidden, width, self.job.precision),
             b.memory_bound(6.0 * tokens * e.top_k * m.hidden * 2 / self.engine.ep, 4),  # sorted by expert, added up
         ]
         return out + (_feed_forward(b, m, self.engine, tokens, e.shared_ffn) if e.shared_ffn else [])

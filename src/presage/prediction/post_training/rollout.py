@@ -98,7 +98,7 @@ class _Waves:
         self.model, self.prompt, self.limits, self.prefilled = model, prompt, limits, prefilled
         self.waiting = deque((float(n), 0.0) for n in lengths)  # tokens to come, tokens there
         self.running: list[tuple[float, int]] = []  # iteration at which it ends, and its number
-        self.started: dict[int, tuple[float, float]] = {}  # by number: when it entered, tokens it had then
+        self.started: dict[int, tuple[float, float, float]] = {}  # by number: when it entered, tokens then, its end
         self.order: list[int] = []  # numbers as they entered
         self.clock = self.seconds = self.prefill = self.context = self.work = 0.0
         self.count = self.preempted = 0
@@ -118,15 +118,16 @@ class _Waves:
                 break
             self.waiting.popleft()
             self.count += 1
-            self.started[self.count] = self.clock, there
+            self.started[self.count] = self.clock, there, self.clock + to_come
             self.order.append(self.count)
             heappush(self.running, (self.clock + to_come, self.count))
             self.context += self.prompt + there
             fresh += self.prompt
             again += self.prompt + there if there else 0.0
-        took = self.model.prefill_seconds(fresh * self.prefilled + again, max(1.0, self.prompt))
-        self.prefill += took
-        self.seconds += took
+        if fresh or again:
+            took = self.model.prefill_seconds(fresh * self.prefilled + again, max(1.0, self.prompt))
+            self.prefill += took
+            self.seconds += took
 
     def _advance(self) -> None:
         """To the next end of a sequence, or to where the cache is full."""
@@ -138,7 +139,7 @@ class _Waves:
         full = room < steps and batch > 1
         if full:
             steps = max(0.0, float(int(room)))
-        self.seconds += steps * float(self.model.seconds(batch, self.context + batch * steps / 2))
+        self.seconds += steps * self.model.one(batch, self.context + batch * steps / 2)
         self.clock += steps
         self.context += batch * steps
         self.work += batch * steps
@@ -159,13 +160,13 @@ class _Waves:
         while self.order[-1] not in self.started:
             self.order.pop()
         number = self.order.pop()
-        end = next(e for e, n in self.running if n == number)
+        end = self.started[number][2]
         there = self._leave(number)
         self.waiting.appendleft((end - self.clock, there))
         self.preempted += 1
 
     def _leave(self, number: int) -> float:
-        entered, had = self.started.pop(number)
+        entered, had, _ = self.started.pop(number)
         there = had + self.clock - entered
         self.context -= self.prompt + there
         return there
