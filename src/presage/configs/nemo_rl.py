@@ -20,6 +20,7 @@ DEFAULTS = {
     f"{V}.gpu_memory_utilization": 0.6, f"{V}.tensor_parallel_size": 1, f"{P}.generation.backend": "vllm",
     f"{P}.generation.colocated.enabled": True, "cluster.num_nodes": 1, "cluster.gpus_per_node": 1,
 }  # fmt: skip
+MEGATRON = {"name": "megatron-core", "gradient_bytes": 2, "reduce_bytes": 2}  # grad_reduce_in_fp32: false
 DEEPEST = 8  # recipes that build on recipes
 QUIET = re.compile(
     r"^(checkpointing|logger|data|env|defaults)\b|^grpo\.(val_|max_|normalize|use_leave|overlong|seed|seq_logprob|adv)"
@@ -27,7 +28,7 @@ QUIET = re.compile(
     r"|(temperature|top_[kp]|stop_|lr|converter_type|empty_unused|moe_|freeze|apply_rope|defer_fp32|bias_activation"
     r"|logprob_|divisible|max_grad|generation_batch_size|_v2|custom_parallel|clear_cache|distributed_data|use_gloo"
     r"|recipe|pipeline_dtype|layernorm_epsilon|skip_|load_format|deep_gemm|in_bf16|async_engine|max_model_len|importance"
-    r"|sequence_length_round|algorithm$|max_new_tokens|in_flight|recompute_kv|fp8_cfg|peft|track|refit|gradient_acc|_mb_tokens)"
+    r"|sequence_length_round|algorithm$|max_new_tokens|recompute_kv|fp8_cfg|peft|track|refit|gradient_acc|_mb_tokens)"
 )
 LAYOUT = {
     "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
@@ -53,7 +54,8 @@ def read_nemo_rl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     micro = get.whole(f"{P}.train_micro_batch_size") or 1
     sections = {
         "parallel": parallel,
-        "framework": "nemo" if megatron else "torchtitan-eager",
+        "framework": MEGATRON if megatron else "torchtitan-eager",
+        "overlap": {"gradients": True, "parameters": True} if megatron else {},
         "training": {
             "recompute": "full" if checkpointed else "none", "micro_batch": micro,
             "sequence": get.whole(f"{P}.max_total_sequence_length"),
@@ -136,6 +138,7 @@ def _step(get: Settings, engine_gpus: int | None) -> dict[str, Any]:
         "reference": bool(get.number("loss_fn.reference_policy_kl_penalty")),
         "placement": "disaggregated" if engine_gpus else "colocated",
         "staleness": stale if get.flag("grpo.async_grpo.enabled") else 0,
+        "in_flight": get.flag("grpo.async_grpo.in_flight_weight_updates") and get.flag("grpo.async_grpo.enabled"),
         "engine": _engine(get, engine_gpus),
     }
     return without_empty(rl)

@@ -20,7 +20,7 @@ Table = Mapping[str, Any]
 CRITIC, REFERENCE = ("ppo",), ("ppo", "grpo", "rloo", "reinforce++")
 ALGORITHMS = ("grpo", "ppo", "dapo", "rloo", "reinforce++")
 ALIASES = {"gae": "ppo", "reinforce_plus_plus": "reinforce++", "gspo": "grpo", "dr_grpo": "grpo"}
-ENGINES = {"vllm": False, "sglang": True}  # whether the next batch is scheduled while one runs, where nothing says so
+ENGINES = ("vllm", "sglang")
 PACKINGS = ("packed", "unpadded", "padded")
 PLACEMENTS = ("colocated", "disaggregated")
 ENGINE_PRECISIONS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -55,7 +55,7 @@ class Engine:
     precision: str = "bf16"
     kv_cache_precision: str = "bf16"
     cuda_graphs: bool = True
-    async_scheduling: bool = False
+    async_scheduling: bool = True  # the next batch is scheduled while one runs
     prefix_caching: bool = True
 
     @property
@@ -84,12 +84,18 @@ class PostTraining:
     reward_seconds: float = 0.0
     placement: str = "colocated"
     staleness: int = 0
+    in_flight: bool = False  # a batch begins while the last responses of the one before go on
     offload: bool = True
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def responses(self) -> int:
         return self.prompts * self.samples
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that the engine decodes at once: the tail of one hides under those after it."""
+        return max(1, self.staleness + self.in_flight)
 
     @property
     def colocated(self) -> bool:
@@ -141,8 +147,10 @@ def read_post_training(
         reference=algorithm in REFERENCE if w.reference is None else w.reference,
         critic=_model(w.critic, path, "critic") or (job.model if algorithm in CRITIC else None),
         reward_model=_model(w.reward_model, path, "reward_model"), reward_seconds=w.reward_seconds,
-        placement=placement, staleness=w.staleness, offload=w.offload,
+        placement=placement, staleness=w.staleness, in_flight=w.in_flight, offload=w.offload,
     )  # fmt: skip
+    if w.engine.async_scheduling is None:
+        notes = (*notes, f"{engine.name} is taken to schedule while it decodes: rl.engine.async_scheduling = false for old ones")
     if not w.reward_seconds and rl.reward_model is None:
         notes = (*notes, "rewards by rule are taken to cost no time: rl.reward_seconds for others")
     return rl, notes
@@ -169,6 +177,8 @@ def _check_counts(w: RlConfig, placement: str, path: str | Path) -> None:
     if w.staleness and placement == "colocated":
         what = 'needs GPUs for each side: give rl.engine.gpus and rl.placement = "disaggregated", or staleness = 0'
         raise InputError(path, what, "rl.staleness")
+    if w.in_flight and not w.staleness:
+        raise InputError(path, "needs staleness = 1 or more: a batch then has responses of older weights", "rl.in_flight")
 
 
 def _lengths(w: RlConfig, room: float, path: str | Path) -> tuple[ResponseLengths, tuple[str, ...]]:
@@ -221,7 +231,7 @@ def _row(row: str) -> list[float]:
 
 
 def _engine(w: EngineConfig, job: Job, placement: str, path: str | Path) -> Engine:
-    _choose(path, "rl.engine.name", w.name, tuple(ENGINES))
+    _choose(path, "rl.engine.name", w.name, ENGINES)
     kv = w.kv_cache_precision or "bf16"
     _choose(path, "rl.engine.precision", w.precision, tuple(ENGINE_PRECISIONS))
     _choose(path, "rl.engine.kv_cache_precision", kv, tuple(ENGINE_PRECISIONS))
@@ -236,8 +246,7 @@ def _engine(w: EngineConfig, job: Job, placement: str, path: str | Path) -> Engi
         gpus=gpus, name=w.name, tp=w.tp, ep=w.ep, max_num_seqs=w.max_num_seqs,
         max_num_batched_tokens=w.max_num_batched_tokens, gpu_memory_utilization=used, precision=w.precision,
         kv_cache_precision=kv, cuda_graphs=not w.enforce_eager,
-        async_scheduling=ENGINES[w.name] if w.async_scheduling is None else w.async_scheduling,
-        prefix_caching=w.prefix_caching,
+        async_scheduling=w.async_scheduling is not False, prefix_caching=w.prefix_caching,
     )  # fmt: skip
 
 

@@ -199,6 +199,7 @@ class RlConfig(msgspec.Struct):
     reward_seconds: float = 0.0
     placement: str | None = None
     staleness: int = 0
+    in_flight: bool = False  # the next batch begins while the last responses of one go on
     offload: bool = True
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 

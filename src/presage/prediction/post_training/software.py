@@ -6,6 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 from presage.files.reading import shipped_toml
+from presage.prediction.result import ModelError
 
 MS = 1e-3
 
@@ -23,3 +24,9 @@ def software_costs() -> SoftwareCosts:
     """The figures that ship."""
     table = shipped_toml("post_training.toml")
     return SoftwareCosts(table["engine"]["base"] * MS, table["engine"]["parallel"] * MS, table["trainer"]["pace"])
+
+
+@cache
+def step_error() -> ModelError:
+    """presage's own error on published steps that no figure was fitted to."""
+    return ModelError(**shipped_toml("post_training.toml")["error"])

@@ -24,7 +24,8 @@ from presage.prediction.post_training.decoding import DecodingModel, decoding_mo
 from presage.prediction.post_training.lengths import draw_lengths
 from presage.prediction.post_training.phases import TrainerPhases, WeightTransfer, cut_microbatches, weight_transfer
 from presage.prediction.post_training.rollout import EngineLimits, Rollout, roll_out
-from presage.prediction.result import ModelError, Quantiles, model_error
+from presage.prediction.post_training.software import step_error
+from presage.prediction.result import ModelError, Quantiles
 
 Floats = NDArray[np.float64]
 DRAWS, FEWEST, MOST_EVENTS = 64, 8, 150_000  # steps drawn where nobody says, and responses in all of them
@@ -54,18 +55,13 @@ class PostTrainingResult(Displayed):
         p, mean = self.phases, self.rl.lengths.mean + self.rl.prompt_length
         more = (np.array(self.responses) + self.rl.prompt_length) / mean if self.rl.packing != "padded" else 1.0
         out = {
-            "rollout": np.array([r.seconds for r in self.rollouts]) / self.batches_ahead,
+            "rollout": np.array([r.seconds for r in self.rollouts]) / self.rl.batches_ahead,
             "reward": np.full(len(self.rollouts), p.reward),
             "transfer": np.full(len(self.rollouts), self.transfer.seconds),
         }
         trained = ("old_log_probs", "reference", "values", "critic_training", "training")
         out |= {name: getattr(p, name) * more * np.ones(len(self.rollouts)) for name in trained}
         return {name: out[name] for name in PHASES if out[name].any()}
-
-    @property
-    def batches_ahead(self) -> int:
-        """Batches that are decoded at once: with a staleness of several steps the tail of one hides under the next."""
-        return max(1, self.rl.staleness)
 
     @cached_property
     def trainer_busy(self) -> Floats:
@@ -89,7 +85,7 @@ class PostTrainingResult(Displayed):
 
     @property
     def model_error(self) -> ModelError:
-        return model_error("post_training")
+        return step_error()
 
     @property
     def seconds(self) -> float:
@@ -136,7 +132,7 @@ class PostTrainingResult(Displayed):
     def waits(self) -> dict[str, float]:
         """Mean seconds of a step in which each side has no work."""
         total, rollout = float(self.draws.mean()), self.breakdown["rollout"]
-        straggling = rollout - float(np.mean([r.busy for r in self.rollouts])) / self.batches_ahead
+        straggling = rollout - float(np.mean([r.busy for r in self.rollouts])) / self.rl.batches_ahead
         if self.rl.colocated:
             return {"replicas, for the longest response": straggling}
         transfer = self.transfer.seconds
@@ -220,7 +216,7 @@ def _draw(
 ) -> tuple[list[tuple[Rollout, float]], DecodingModel]:
     """Rollouts of drawn steps: as many as asked for, or as a second has room for."""
     count = asked or DRAWS
-    model, ahead = decoding_model(job, rl.engine), max(1, rl.staleness)
+    model, ahead = decoding_model(job, rl.engine), rl.batches_ahead
     limits = EngineLimits(rl.engine.max_num_seqs, max(memory.kv_tokens, int(memory.sequence) + 1))
     prefilled = 1 / rl.samples if rl.engine.prefix_caching else 1.0
     out: list[tuple[Rollout, float]] = []
