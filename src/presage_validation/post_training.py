@@ -52,4 +52,6 @@ def _scored(row: Mapping[str, str], p: PostTrainingResult) -> Iterator[Row]:
     version = row["source"].split()[-1] if "summary" in row["source"] else "v0.3"
     for metric, predicted in found.items():
         if measured := number(row, f"{metric}_s"):
-            yield Row(f"{metric} ({row['use']})", f"{version} {row['platform']}", name, predicted, measured, (row["model"],))
+            yield Row(
+                f"{metric} ({row['use']})", f"{version} {row['platform']}", name, predicted, measured, (row["model"],)
+            )

@@ -97,9 +97,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _read(
-    path: Path, change: list[str], many: list[int] | None, gpu: str | None, on: str | None
-) -> ParsedJob:
+def _read(path: Path, change: list[str], many: list[int] | None, gpu: str | None, on: str | None) -> ParsedJob:
     """The job of a file or a model."""
     count = None if many is None or path.exists() else max(many)
     return job_from_options(path, count, change, checked=False, gpu=gpu, on=on, post_training=True)

@@ -85,7 +85,7 @@ class JobTable(NamedTuple):
             raise InputError(path, str(e)) from e
         if checked:
             _check_even(path, job)
-            notes = (*notes, *job_notes(job))
+            notes = (*notes, *(job_notes(job) if rl is None else ()))
         notes = (*foreign, *notes, *assumed)
         return ParsedJob(job, notes, sections.get("cluster", {}), path, sections.get("run", {}), rl)
 
@@ -98,7 +98,9 @@ def read_transformer_job(path: str | Path, overrides: Table | None = None, check
 def training_alone(parsed: ParsedJob) -> ParsedJob:
     """The job, unless it is a reinforcement-learning step, of which training is only a part."""
     if parsed.rl is not None:
-        what = "is a reinforcement-learning step: presage job and presage plan take it; for its training alone remove it"
+        what = (
+            "is a reinforcement-learning step: presage job and presage plan take it; for its training alone remove it"
+        )
         raise InputError(parsed.path, what, "rl")
     return parsed
 

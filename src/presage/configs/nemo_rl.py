@@ -48,7 +48,7 @@ def read_nemo_rl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     model = model_section(path, get(f"{P}.model_name"), f"{P}.model_name")
     if not model:
         notes.append(f"model {get(f'{P}.model_name')} is not a preset: give [model] in the job file")
-    megatron = get.flag(f"{M}.enabled")
+    megatron, _ = get.flag(f"{M}.enabled"), get.flag(f"{D}.enabled")
     parallel = (_megatron(get, model) if megatron else _dtensor(get)) | {"gpus": gpus}
     checkpointed = get.flag(f"{M if megatron else D}.activation_checkpointing")
     micro = get.whole(f"{P}.train_micro_batch_size") or 1

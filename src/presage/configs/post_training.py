@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,8 @@ class PostTraining:
     placement: str = "colocated"
     staleness: int = 0
     in_flight: bool = False  # a batch begins while the last responses of the one before go on
-    offload: bool = True
-    notes: tuple[str, ...] = field(default=(), compare=False)
+    offload: bool = True  # the trainer's weights and states wait in host memory while the engine decodes on its GPUs
+    reference_offload: bool = True  # the reference's weights, while they are not used
 
     @property
     def responses(self) -> int:
@@ -117,9 +117,7 @@ def training_defaults(sections: dict[str, Any], path: str | Path) -> dict[str, A
     return {**sections, "training": training}
 
 
-def read_post_training(
-    table: Table | None, job: Job, path: str | Path
-) -> tuple[PostTraining | None, tuple[str, ...]]:
+def read_post_training(table: Table | None, job: Job, path: str | Path) -> tuple[PostTraining | None, tuple[str, ...]]:
     """[rl] of a job file and what is assumed of it; None without."""
     if table is None:
         return None, ()
@@ -139,7 +137,9 @@ def read_post_training(
     responses = w.prompts * w.samples
     mini = w.mini_batch or responses
     if mini > responses or responses % mini:
-        raise InputError(path, f"prompts x samples = mini_batch x n: {responses} is no multiple of {mini}", "rl.mini_batch")
+        raise InputError(
+            path, f"prompts x samples = mini_batch x n: {responses} is no multiple of {mini}", "rl.mini_batch"
+        )
     rl = PostTraining(
         algorithm=algorithm, prompts=w.prompts, samples=w.samples, prompt_length=prompt, lengths=lengths,
         engine=engine, mini_batch=mini, epochs=w.epochs, packing=w.packing,
@@ -148,9 +148,13 @@ def read_post_training(
         critic=_model(w.critic, path, "critic") or (job.model if algorithm in CRITIC else None),
         reward_model=_model(w.reward_model, path, "reward_model"), reward_seconds=w.reward_seconds,
         placement=placement, staleness=w.staleness, in_flight=w.in_flight, offload=w.offload,
+        reference_offload=w.offload if w.reference_offload is None else w.reference_offload,
     )  # fmt: skip
     if w.engine.async_scheduling is None:
-        notes = (*notes, f"{engine.name} is taken to schedule while it decodes: rl.engine.async_scheduling = false for old ones")
+        notes = (
+            *notes,
+            f"{engine.name} is taken to schedule while it decodes: rl.engine.async_scheduling = false for old ones",
+        )
     if not w.reward_seconds and rl.reward_model is None:
         notes = (*notes, "rewards by rule are taken to cost no time: rl.reward_seconds for others")
     return rl, notes
@@ -178,7 +182,9 @@ def _check_counts(w: RlConfig, placement: str, path: str | Path) -> None:
         what = 'needs GPUs for each side: give rl.engine.gpus and rl.placement = "disaggregated", or staleness = 0'
         raise InputError(path, what, "rl.staleness")
     if w.in_flight and not w.staleness:
-        raise InputError(path, "needs staleness = 1 or more: a batch then has responses of older weights", "rl.in_flight")
+        raise InputError(
+            path, "needs staleness = 1 or more: a batch then has responses of older weights", "rl.in_flight"
+        )
 
 
 def _lengths(w: RlConfig, room: float, path: str | Path) -> tuple[ResponseLengths, tuple[str, ...]]:
@@ -200,7 +206,9 @@ def _lengths(w: RlConfig, room: float, path: str | Path) -> tuple[ResponseLength
         raise InputError(path, f"lies between 0 and 3: it is {sigma:g}", "rl.response_sigma")
     notes = []
     if w.response_mean is None:
-        notes.append(f"responses are taken to have {mean:,.0f} tokens, a third of the longest: rl.response_mean for yours")
+        notes.append(
+            f"responses are taken to have {mean:,.0f} tokens, a third of the longest: rl.response_mean for yours"
+        )
     if w.response_sigma is None:
         notes.append(f"response lengths are taken as log-normal with sigma {SIGMA}: rl.response_lengths for yours")
     return ResponseLengths(mean, longest, sigma), tuple(notes)

@@ -48,7 +48,7 @@ class Settings:
     def refuse(self, name: str, instead: str) -> None:
         """Raise where a setting is on that is not modelled."""
         value = self(name)
-        if value not in (None, False, 0, 1, "", "null"):
+        if value is True or (not isinstance(value, bool) and value not in (None, 0, 1, "")):
             raise InputError(self.path, f"is {value!r}, which is not modelled: {instead}", name)
 
     def unread(self, quiet: re.Pattern[str], known: tuple[str, ...] = ()) -> tuple[str, ...]:

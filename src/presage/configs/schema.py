@@ -201,6 +201,7 @@ class RlConfig(msgspec.Struct):
     staleness: int = 0
     in_flight: bool = False  # the next batch begins while the last responses of one go on
     offload: bool = True
+    reference_offload: bool | None = None  # as the trainer's states
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 
 

@@ -114,7 +114,9 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 # ---- settings by dotted names, as Hydra and OmegaConf have them
 
-PAIR = re.compile(r"(?:^|(?<=[\s'\"]))\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s'\"\\]*)")
+PAIR = re.compile(
+    r"(?:^|(?<=[\s'\"]))\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s'\"\\]*)"
+)
 INSERTED = re.compile(r"\$\{([\w.]+)\}")
 PRODUCT = re.compile(r"\$\{mul:\s*([^,{}]+),\s*([^,{}]+)\}")
 

@@ -39,7 +39,9 @@ def read_verl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(path)
     values = resolve_settings(read_settings(path))
     if not any(k.startswith(("actor_rollout_ref.", "data.", "algorithm.")) for k in values):
-        raise InputError(path, "has none of verl's settings, such as data.train_batch_size or actor_rollout_ref.rollout.n")
+        raise InputError(
+            path, "has none of verl's settings, such as data.train_batch_size or actor_rollout_ref.rollout.n"
+        )
     get = Settings(values, path, DEFAULTS)
     _refuse(get)
     parallel, framework, notes = _trainer(get)
@@ -73,12 +75,18 @@ def _trainer(get: Settings) -> tuple[dict[str, Any], str, list[str]]:
         virtual = get.whole(f"{A}.megatron.virtual_pipeline_model_parallel_size")
         return without_empty({**degrees, "virtual": virtual, "gpus": gpus, "zero": 1}), "megatron-core", notes
     if not strategy.startswith("fsdp"):
-        raise InputError(get.path, f"is {strategy!r}, which is not modelled: use fsdp, fsdp2 or megatron", f"{A}.strategy")
+        raise InputError(
+            get.path, f"is {strategy!r}, which is not modelled: use fsdp, fsdp2 or megatron", f"{A}.strategy"
+        )
     ulysses = get.whole(f"{A}.ulysses_sequence_parallel_size") or 1
     if ulysses > 1:
         notes.append(f"Ulysses sequence parallelism over {ulysses} is taken as context parallelism")
     shard = get.whole(f"{A}.fsdp_config.fsdp_size") or -1
-    return without_empty({"fsdp": True, "gpus": gpus, "cp": ulysses, "shard": shard if shard > 0 else None}), "torchtitan-eager", notes
+    return (
+        without_empty({"fsdp": True, "gpus": gpus, "cp": ulysses, "shard": shard if shard > 0 else None}),
+        "torchtitan-eager",
+        notes,
+    )
 
 
 def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
@@ -89,6 +97,10 @@ def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
     unpadded = get.flag("actor_rollout_ref.model.use_remove_padding")
     offload = get.flag(f"{A}.fsdp_config.param_offload", f"{A}.megatron.param_offload")
     offload |= get.flag(f"{A}.fsdp_config.optimizer_offload", f"{A}.megatron.optimizer_offload")
+    kl = get.flag(f"{A}.use_kl_loss"), get.flag("algorithm.use_kl_in_reward")
+    apart_reference = get.flag(
+        "actor_rollout_ref.ref.fsdp_config.param_offload", "actor_rollout_ref.ref.megatron.param_offload"
+    )
     reward = get("reward_model.model.path") if get.flag("reward_model.enable") else None
     rl = {
         "algorithm": str(get("algorithm.adv_estimator")),
@@ -100,7 +112,8 @@ def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
         "epochs": get.whole(f"{A}.ppo_epochs"),
         "packing": "packed" if packed else "unpadded" if unpadded else "padded",
         "microbatch_tokens": get.whole(f"{A}.ppo_max_token_len_per_gpu", default=16384) if packed else None,
-        "reference": get.flag(f"{A}.use_kl_loss") or get.flag("algorithm.use_kl_in_reward"),
+        "reference": any(kl),
+        "reference_offload": apart_reference or offload,
         "reward_model": model_section(get.path, reward, "").get("preset") if reward else None,
         "offload": offload,
         "engine": _engine(get),
@@ -109,7 +122,9 @@ def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
     if apart and not get.flag("actor_rollout_ref.hybrid_engine", default=True):
         rl["engine"]["gpus"] = apart * (get.whole("rollout.nnodes") or 1)
         rl |= {"placement": "disaggregated", "staleness": 1}
-    return without_empty(rl), [f"prompts are taken to have {prompt / 2:g} tokens, half of the longest: rl.prompt_length"]
+    return without_empty(rl), [
+        f"prompts are taken to have {prompt / 2:g} tokens, half of the longest: rl.prompt_length"
+    ]
 
 
 def _engine(get: Settings) -> dict[str, Any]:

@@ -11,7 +11,17 @@ from presage.prediction.post_training.splits import policy_text
 from presage.report.answer import Answer, DataTable, Fact, Section, data_table, sections_of
 from presage.report.html.charts.bars import GIB, parts_figure, stacks_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.terms import MEMORY, TAIL_HELP, count_text, gpu_basis, share_of, signed, step_interval, step_text, step_time
+from presage.report.terms import (
+    MEMORY,
+    TAIL_HELP,
+    count_text,
+    gpu_basis,
+    share_of,
+    signed,
+    step_interval,
+    step_text,
+    step_time,
+)
 from presage.text import percent, seconds, size
 
 if TYPE_CHECKING:
@@ -69,7 +79,9 @@ def verdict(p: PostTrainingResult) -> str:
 
 
 def _margin(who: str, margin: float) -> str:
-    return f"{who} fits with {size(margin)} to spare" if margin >= 0 else f"{who} does NOT fit: {size(-margin)} too little"
+    return (
+        f"{who} fits with {size(margin)} to spare" if margin >= 0 else f"{who} does NOT fit: {size(-margin)} too little"
+    )
 
 
 def _where(p: PostTrainingResult) -> str:
@@ -82,7 +94,9 @@ def _where(p: PostTrainingResult) -> str:
 def _setup(p: PostTrainingResult) -> str:
     rl, e, q = p.rl, p.rl.engine, p.job.parallel
     plan = [f"{k} {v}" for k, v in (("tp", q.tp), ("pp", q.pp), ("cp", q.cp), ("ep", q.ep)) if v > 1]
-    trainer = ", ".join([*plan, f"dp {p.job.dp}", "FSDP" if q.fsdp else f"ZeRO-{q.zero}" if q.zero else ""]).rstrip(", ")
+    trainer = ", ".join([*plan, f"dp {p.job.dp}", "FSDP" if q.fsdp else f"ZeRO-{q.zero}" if q.zero else ""]).rstrip(
+        ", "
+    )
     updates = p.phases.batches.updates * rl.epochs
     return (
         f"{rl.algorithm}, {policy_text(rl.staleness)}: {rl.prompts:,} prompts x {rl.samples}, responses of "
@@ -99,7 +113,12 @@ def _facts(p: PostTrainingResult) -> tuple[Fact, ...]:
         Fact("Throughput", f"{p.tokens_per_second_per_gpu:,.0f}", "tokens/s/GPU"),
         Fact("Rollout", seconds(rollout), f"{p.decoded_per_second_per_gpu:,.0f} tokens/s/GPU decoded"),
         Fact("Training", seconds(p.breakdown["training"]), f"{p.phases.batches.updates * p.rl.epochs} updates"),
-        Fact("KV cache", f"{p.engine_memory.kv_tokens:,}", "tokens of a replica", "good" if p.engine_margin >= 0 else "bad"),
+        Fact(
+            "KV cache",
+            f"{p.engine_memory.kv_tokens:,}",
+            "tokens of a replica",
+            "good" if p.engine_margin >= 0 else "bad",
+        ),
     )
 
 
@@ -112,7 +131,13 @@ def _phases_section(p: PostTrainingResult) -> Section:
     ]  # fmt: skip
     beside = "" if not p.rl.staleness else "; rollout and trainer run at the same time"
     rows.append(("step", f"{p.gpus} GPUs", seconds(total), "100.0%", seconds(float(np.quantile(p.draws, 0.95)))))
-    table = data_table(f"Phases, mean of {len(p.draws):,} draws{beside}", ("phase", "on", "time", "share", "p95"), rows, text=2, bold=(-1,))
+    table = data_table(
+        f"Phases, mean of {len(p.draws):,} draws{beside}",
+        ("phase", "on", "time", "share", "p95"),
+        rows,
+        text=2,
+        bold=(-1,),
+    )
     parts = [(PHASES[k], v) for k, v in p.breakdown.items()]
     text = f"Where a step goes. {headline(p)}"
     return Section("Phases", (table,), partial(parts_figure, parts, total), text)
@@ -138,7 +163,9 @@ def _rollout_section(p: PostTrainingResult) -> Section:
         ("tail", seconds(mean("tail")), f"last tenth of the responses, {share_of(mean('tail'), mean('seconds'), 'the rollout')}"),
     ]  # fmt: skip
     if mean("preempted"):
-        rows.append(("preempted", f"{mean('preempted'):,.0f} sequences", "the KV cache was full: they are prefilled again"))
+        rows.append(
+            ("preempted", f"{mean('preempted'):,.0f} sequences", "the KV cache was full: they are prefilled again")
+        )
     return Section("Rollout", (data_table("Rollout", ("", "", ""), rows, text=(0, 2), wrap=True),), None, "")
 
 

@@ -46,7 +46,17 @@ def _table(found: Sequence[Split], top: int) -> Any:
         left = min(p.trainer_margin, p.engine_margin)
         margin = size(left) if left >= 0 else f"-{size(-left)}"
         slower = signed(p.seconds / found[0].result.seconds - 1)
-        rows.append((s.name, seconds(p.seconds), slower, seconds(p.breakdown["rollout"]), seconds(busy), margin, "yes" if s.fits else "no"))
+        rows.append(
+            (
+                s.name,
+                seconds(p.seconds),
+                slower,
+                seconds(p.breakdown["rollout"]),
+                seconds(busy),
+                margin,
+                "yes" if s.fits else "no",
+            )
+        )
     columns = ("trainer + engine", "step", "slower", "rollout", "trainer", "memory left", "fits")
     return data_table("Splits", columns, limit_rows(rows, top))
 

@@ -177,11 +177,15 @@ class DecodingModel:
         touched = float((1 - (1 - shares) ** (tokens * e.top_k)).sum()) * here / e.experts
         groups = max(1, min(here, round(touched)))
         routed = tokens * e.top_k / self.engine.ep * e.busiest(self.engine.ep)
-        rows = max(1, -(-round(routed / groups) // PADDED)) * PADDED if tokens > PADDED else max(1, round(routed / groups))
+        rows = (
+            max(1, -(-round(routed / groups) // PADDED)) * PADDED if tokens > PADDED else max(1, round(routed / groups))
+        )
         up, width = 2 if m.gated else 1, max(1, e.ffn // cut)
         out = [
             b.gemm(tokens, e.experts, m.hidden, "bf16"),
-            b.gemm(rows, groups * up * width, m.hidden, self.job.precision),  # reads as many weights, does as many FLOPs
+            b.gemm(
+                rows, groups * up * width, m.hidden, self.job.precision
+            ),  # reads as many weights, does as many FLOPs
             b.gemm(rows, groups * m.hidden, width, self.job.precision),
             b.memory_bound(6.0 * tokens * e.top_k * m.hidden * 2 / self.engine.ep, 4),  # sorted by expert, added up
         ]

@@ -63,7 +63,10 @@ def _candidates(job: Job, rl: PostTraining) -> Iterator[tuple[Job, PostTraining]
                 engine = _engine(rl, tp, apart, "disaggregated")
                 for stale in sorted({0, max(1, rl.staleness)}):
                     flight = rl.in_flight and stale > 0
-                    yield trainer, replace(rl, engine=engine, placement="disaggregated", staleness=stale, in_flight=flight)
+                    yield (
+                        trainer,
+                        replace(rl, engine=engine, placement="disaggregated", staleness=stale, in_flight=flight),
+                    )
 
 
 def _legal(job: Job, tp: int, total: int) -> bool:

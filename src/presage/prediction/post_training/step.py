@@ -202,9 +202,10 @@ def post_training_step(
     """The step of a trainer's job and the engine of [rl]."""
     memory = engine_memory(job, rl.engine, rl.prompt_length + rl.lengths.longest)
     rng = np.random.default_rng(seed)
-    usual = phases = TrainerPhases(job, rl, cut_microbatches(job, rl, draw_lengths(rl.lengths, rl.responses, rng)))
+    usual = draw_lengths(rl.lengths, rl.responses, rng)
+    phases = TrainerPhases(job, rl, cut_microbatches(job, rl, usual))
     drawn, model = _draw(job, rl, memory, draws, rng)
-    largest = replace(usual.training_job, sequence=_most_tokens(job, rl), micro_batch=1)
+    largest = replace(phases.training_job, sequence=_most_tokens(job, rl, usual), micro_batch=1)
     return PostTrainingResult(
         job, rl, tuple(r for r, _ in drawn), tuple(mean for _, mean in drawn), phases, weight_transfer(job, rl), model,
         _with_others(job_memory(largest), job, rl), memory, notes,
@@ -229,18 +230,22 @@ def _draw(
     return out, model
 
 
-def _most_tokens(job: Job, rl: PostTraining) -> int:
-    """Tokens of the largest microbatch, which memory has to hold."""
+def _most_tokens(job: Job, rl: PostTraining, responses: Floats) -> int:
+    """Tokens of the largest microbatch, which memory has to hold: of unpadded ones, three deviations above the mean."""
     if rl.packing == "packed":
         return max(1, rl.microbatch_tokens * job.parallel.cp)
-    return job.sequence * job.micro_batch
+    most = job.sequence * job.micro_batch
+    if rl.packing == "padded":
+        return most
+    usual = (rl.prompt_length + float(responses.mean())) * job.micro_batch
+    return min(most, round(usual + 3 * float(responses.std()) * job.micro_batch**0.5))
 
 
 def _with_others(memory: JobMemory, job: Job, rl: PostTraining) -> JobMemory:
     """The trainer's memory with the reference's weights, and with a critic's weights and states, where they stay."""
     stages = []
     for s in memory.stages:
-        weights = s.weights * (1 + (rl.reference and not rl.offload))
+        weights = s.weights * (1 + (rl.reference and not rl.reference_offload))
         grown = replace(s, weights=weights)
         stages.append(_add_critic(grown, rl, job) if rl.critic else grown)
     return replace(memory, stages=tuple(stages))
