@@ -262,7 +262,8 @@ def _engine_gpus(w: EngineConfig, job: Job, placement: str, path: str | Path) ->
     """GPUs that the engine decodes on."""
     if placement == "colocated":
         if w.gpus is not None and w.gpus != job.gpus:
-            what = f'is {w.gpus}: a colocated engine has the trainer\'s {job.gpus}; rl.placement = "disaggregated" for its own'
+            own = 'rl.placement = "disaggregated" for its own'
+            what = f"is {w.gpus}: a colocated engine has the trainer's {job.gpus}; {own}"
             raise InputError(path, what, "rl.engine.gpus")
         gpus = job.gpus
     elif w.gpus is None:
