@@ -145,6 +145,13 @@ class ParallelPlan:
         """Parts that the model's layers are split into."""
         return self.pp * self.virtual // SCHEDULES[self.schedule].route.copies
 
+    @property
+    def _slot_words(self) -> tuple[str, str]:
+        """What the number of slots is made of, in words and in numbers."""
+        if self.pipeline_kind.route.copies > 1:
+            return "pp", str(self.pp)
+        return "pp x virtual", f"{self.pp} x {self.virtual} = {self.slot_count}"
+
     def slot_layers(self, layers: int, predicted: int = 0) -> tuple[int, ...]:
         """How many of a model's layers each slot has; `predicted`: further tokens, a layer each."""
         return _assign_layers(layers, predicted, self.slot_count, self.layers_as, self.ends_as_layers)
@@ -162,9 +169,8 @@ class ParallelPlan:
         counts = list(self.slot_layers(layers, predicted))
         total = f"{layers} + 2 = {layers + 2}" if more else str(layers)
         ends = f", or ends_as_layers = true ({layers} + 2 is one)" if not more and (layers + 2) % slots == 0 else ""
-        parts = f"{self.pp} x {self.virtual} = {slots}" if slots != self.pp else f"{slots}"
-        rule = "pp x virtual x n" if slots != self.pp else "pp x n"
-        what = f"layers = {rule}: {total} is no multiple of {parts}"
+        name, sizes = self._slot_words
+        what = f"layers = {name} x n: {total} is no multiple of {sizes}"
         return f"{what}; give layers_as = {counts}{ends}"
 
     # ---- equations
@@ -239,8 +245,7 @@ class ParallelPlan:
 
     def _layers(self, layers: int) -> Iterator[str]:
         slots, ends = self.slot_count, 2 if self.ends_as_layers else 0
-        parts, sizes = ("pp", str(slots)) if slots == self.pp else ("pp x virtual", f"{self.pp} x {self.virtual} = {slots}")
-        given = self.layers_as
+        given, (parts, sizes) = self.layers_as, self._slot_words
         if given:
             if len(given) != slots:
                 yield f"layers_as has {parts} entries: {len(given)} is not {sizes}"
