@@ -162,6 +162,7 @@ class Framework:
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     dispatcher: str = USUAL  # of tokens to experts: one of `dispatchers()`
     graphs: tuple[str, ...] = ()  # parts of a layer that are CUDA graphs: some of GRAPHED
+    broadcasts: bool = False  # ZeRO-1: each rank broadcasts the parameters it updated, one after the other
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient

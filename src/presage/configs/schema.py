@@ -126,6 +126,7 @@ class FrameworkConfig(msgspec.Struct):
     dispatcher: str | None = None
     graphs: list[str] | None = None
     flat_gathers: bool | None = None
+    broadcasts: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
     extra_bytes: float | None = None

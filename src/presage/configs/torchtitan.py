@@ -42,7 +42,7 @@ QUIET_KEYS = re.compile(
 QUIET = ("job", "profiling", "metrics", "checkpoint", "lr_scheduler", "comm", "validation", "fault_tolerance", "debug")
 TITAN_SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "flexibleinterleaved1f1b": "interleaved",
-    "interleavedzerobubble": "zero-bubble", "zbvzerobubble": "zero-bubble",
+    "interleavedzerobubble": "zero-bubble", "zbvzerobubble": "zb-v", "dualpipev": "dualpipev",
 }  # fmt: skip
 HOME = "pytorch/torchtitan"
 
@@ -133,9 +133,9 @@ def _stages(get: _Getter) -> dict[str, Any]:
     kind = str(get("pipeline_parallel_schedule", "parallelism", "experimental") or "1F1B")
     schedule = TITAN_SCHEDULES.get(kind.lower())
     if schedule is None:
-        what = f"is {kind!r}: choose from 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble"
+        what = f"is {kind!r}: choose from 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV"
         raise InputError(get.path, what, "parallelism.pipeline_parallel_schedule")
-    chunks = 2 if schedule_kind(schedule).interleaved else 1  # TorchTitan makes two stages a rank unless told
+    chunks = 1 if schedule_kind(schedule).chunks in ("one", "any") else 2  # TorchTitan's two stages a rank unless told
     return {"schedule": schedule, "virtual": chunks, "ends_as_layers": True}
 
 

@@ -11,6 +11,7 @@ from presage.configs.job import Job
 from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
 from presage.parallel.dispatchers import dispatcher
+from presage.parallel.orders import Extent
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.replica_traffic import reduction
@@ -60,16 +61,26 @@ def _waited(job: Job, c: BlockCost) -> float:
     another microbatch's passes leave the host that one's launches."""
     if job.framework.host == "graph" or not c.ep:
         return 0.0
-    return 0.0 if job.overlap.experts and not dispatcher(job.dispatcher).fused else c.ep
+    return 0.0 if job.hides_dispatch and not dispatcher(job.dispatcher).fused else c.ep
 
 
 def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> float:
-    """Seconds of expert dispatch that overlap another microbatch's pass in the other direction."""
-    if not job.overlap.experts or not c.ep:
+    """Seconds of expert dispatch that overlap another microbatch's pass in the other direction; the first forwards of a
+    pipeline and its last backwards have none beside them."""
+    if not job.hides_dispatch or not c.ep:
         return 0.0
-    beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
+    beside = min(c.ep, c.seconds(slow) - c.ep) * paired_share(job)
     sms = dispatcher(job.dispatcher).sms
     return beside * (1 - (sms / job.platform.gpu.sms if sms else pricer.held))
+
+
+def paired_share(job: Job) -> float:
+    """Of a stage's forwards, those that have a backward beside them: all but what is in flight when the first backward
+    begins, in the mean over the stages."""
+    p = job.parallel
+    extent = Extent(p.pp, job.microbatches, p.virtual, 1)
+    ahead = sum(p.pipeline_kind.in_flight(k, extent) for k in range(p.pp)) / p.pp
+    return max(0.0, 1 - ahead / (job.passes * p.virtual))
 
 
 def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float]:

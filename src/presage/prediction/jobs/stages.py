@@ -78,7 +78,7 @@ class Stages:
 def chunks(job: Job, pricer: BlockCostModel) -> Stages:
     """The chunks of every stage. Plans that differ in schedule, sharding or replicas share them."""
     p = job.parallel
-    split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
+    split = (p.pipeline_kind.route, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
     return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
 
 
@@ -89,18 +89,17 @@ def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
 
 def assign_layers(job: Job) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
-    p, split, m = job.parallel, job.stage_layers(), job.model
+    p, m = job.parallel, job.model
+    split = p.slot_layers(m.layers, m.predicted)
     kinds = [_kind(m, i) for i in range(m.layers)]
     numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
     found: dict[Kind, int] = {}
-    at = np.zeros((p.pp, p.virtual), np.int64)
-    start = 0
-    for chunk in range(p.virtual):
-        for stage in range(p.pp):
-            end = start + split[stage][chunk]
-            first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            at[stage, chunk] = found.setdefault((_counted(numbers[start:end]), first, last), len(found))
-            start = end
+    of_slot, start = np.zeros(len(split), np.int64), 0
+    for slot, count in enumerate(split):
+        kind = _counted(numbers[start : start + count]), slot == 0, slot == len(split) - 1
+        of_slot[slot] = found.setdefault(kind, len(found))
+        start += count
+    at = of_slot[np.array(p.slots)]
     counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
     return LayerAssignment(tuple(found), at, counts)
 
