@@ -3,7 +3,8 @@
 For every system whose job can be expressed: `job --draws` with the noise of screened nodes, whose laws of steps are
 taken without any log of the system's submitter, and with efficiencies fitted without any run of MLPerf's rows. No time
 of the system is given; the number of validations, which its config says, is. Records that are means of several steps
-are compared with means of as many consecutive drawn steps.
+are compared with means of as many consecutive drawn steps. Runs of a system are on the same GPUs: which ones it got
+moves its typical step, and is no part of how its steps vary.
 
 `p50_error` is presage's own error of the typical step. Everything else is about how steps vary: quantiles over the
 median, and the intervals that hold 50, 90 and 95% of steps whatever of the believed noise the system has, about the
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from presage.noise.model import NoiseModel
+from presage.noise.model import Belief, NoiseModel
 from presage.noise.priors import known_systems, prior
 from presage.pool.pool import SERIAL, Pool
 from presage.prediction.draws.distribution import SHARES, StepDistribution, step_distribution
@@ -195,7 +196,6 @@ def _records(runs: Sequence[StepLog]) -> Floats:
 class _Prediction(NamedTuple):
     drawn: Floats  # seconds of records
     others: Floats  # [noise model, record]: rising
-    point: float  # seconds of the step without draws
 
 
 def _predicted(runs: Sequence[StepLog], described: LoggedJob, seed: int) -> _Prediction:
@@ -206,9 +206,18 @@ def _predicted(runs: Sequence[StepLog], described: LoggedJob, seed: int) -> _Pre
     belief = prior(job.platform.gpu, job.gpus, per_node, step.seconds, CONDITIONS, {str(meta.get("submitter"))})
     record = min(MOST_RECORD, runs[0].stride)
     shape = step_model(job, step, efficiency)
-    found = step_distribution(shape, belief, seed, DRAWS, record=record, pool=SERIAL)
-    drawn, others = (with_schedule(x, runs, belief.noise, step.seconds, seed) for x in _seconds(found))
-    return _Prediction(drawn.ravel(), np.sort(others, axis=1), step.seconds)
+    any_gpus = step_distribution(shape, belief, seed, DRAWS, intervals=False, pool=SERIAL)
+    found = step_distribution(shape, on_same_gpus(belief), seed, DRAWS, record=record, pool=SERIAL)
+    slower = any_gpus.quantile(0.5).value / found.quantile(0.5).value
+    drawn, others = (with_schedule(slower * x, runs, belief.noise, step.seconds, seed) for x in _seconds(found))
+    return _Prediction(drawn.ravel(), np.sort(others, axis=1))
+
+
+def on_same_gpus(belief: Belief) -> Belief:
+    """The noise of runs on the same GPUs: how those differ makes all steps of all runs slower, and none vary."""
+    spread = {k: replace(s, rank=0.0) for k, s in belief.noise.spread.items()}
+    intervals = {p: i for p, i in belief.intervals.items() if not p.endswith(".rank")}
+    return replace(belief, noise=replace(belief.noise, spread=spread), intervals=intervals)
 
 
 def _seconds(found: StepDistribution) -> tuple[Floats, Floats]:
@@ -265,8 +274,9 @@ def _layout(d: LoggedJob) -> str:
 
 
 def _tail(seen: Floats, drawn: Floats, rows: Floats, q: float) -> TailRatio:
-    each = np.quantile(rows, q, axis=1) - 1
-    low, high = np.quantile(each, [0.05, 0.95])
+    """With the interval of what a log of so many records would show under each noise model."""
+    logged = rows[:, np.random.default_rng(0).integers(0, rows.shape[1], len(seen))]
+    low, high = np.quantile(np.quantile(logged, q, axis=1) / np.median(logged, axis=1) - 1, [0.05, 0.95])
     return TailRatio(_above(seen, q), _above(drawn, q), float(low), float(high))
 
 
