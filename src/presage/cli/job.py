@@ -25,6 +25,7 @@ from presage.cli.options import (
     option,
 )
 from presage.cli.output import pool_progress, show_answer, status, write_timeline
+from presage.cli.post_training import show_post_training
 from presage.errors import PresageError
 from presage.scripts import LIMIT
 
@@ -99,6 +100,8 @@ def command(
 
     presage job job.toml --gpus 4096 --host my_host.toml --set parallel.pp=8 --trace out.json
 
+    presage job examples/jobs/grpo_qwen3-8b.toml --set rl.response_mean=4000
+
     presage job --from train.py --ranks 64 --platform dgx-h100 --out job.toml -- --batch 4
     """
     if code is not None or module is not None:
@@ -108,7 +111,12 @@ def command(
         return
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host)
+    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host, post_training=True)
+    if parsed.rl is not None:
+        away = {"--tokens": tokens, "--flops": flops, "--trace": trace, "--lengths": lengths, "--noise": noise}
+        then = ["plan", *same_job(path, gpus, change, gpu, on)]
+        show_post_training(parsed, draws, seed, away | {"--expert-skew": skew}, (json, report, then))
+        return
     drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray))
     answer, files = _answer(parsed, tokens, flops, drawn, trace, report)
     verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
