@@ -141,7 +141,9 @@ class Overlap:
     parameters: bool = True  # DP gathers beside the forward pass
     pipeline: bool = True  # sends between stages
     context: bool = True  # keys and values beside attention
-    experts: bool = False  # all-to-alls beside other compute
+    experts: bool = False  # exchanges with experts beside another microbatch's pass, the other way
+    shared_experts: bool = False  # or beside the shared experts of the same layer
+    weight_gradients: bool = False  # put off, beside the exchanges of the backward pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,8 @@ class OverlapConfig(msgspec.Struct):
     pipeline: bool | None = None
     context: bool | None = None
     experts: bool | None = None
+    shared_experts: bool | None = None
+    weight_gradients: bool | None = None
 
 
 class FrameworkConfig(msgspec.Struct):

@@ -38,7 +38,7 @@ class ChunkTime:
 def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
     """Seconds of a chunk, with tensor-core kernels slowed down by the power limit."""
     both = c.passes.forward, c.passes.backward + c.passes.again
-    hidden = [_hidden(job, pricer, cost, slow) for cost in both]
+    hidden = _hidden(job, pricer, both, c.passes.backward.weight, slow)
     ahead, back = (cost.seconds(slow) - less for cost, less in zip(both, hidden, strict=True))
     gather, reduce = _transfers(job, pricer, c)
     taken, parts = pricer.held, max(1, c.layers)
@@ -64,14 +64,25 @@ def _waited(job: Job, c: BlockCost) -> float:
     return 0.0 if job.hides_dispatch and not dispatcher(job.dispatcher).fused else c.ep
 
 
-def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> float:
-    """Seconds of expert dispatch that overlap another microbatch's pass in the other direction; the first forwards of a
-    pipeline and its last backwards have none beside them."""
-    if not job.hides_dispatch or not c.ep:
-        return 0.0
-    beside = min(c.ep, c.seconds(slow) - c.ep) * paired_share(job)
+def _hidden(
+    job: Job, pricer: BlockCostModel, both: tuple[BlockCost, BlockCost], weight: float, slow: float
+) -> tuple[float, float]:
+    """Seconds of a forward's and of a backward's exchanges with experts that run beside the other pass, of another
+    microbatch; weight gradients that are put off run beside the backward's. The first forwards of a pipeline and its
+    last backwards have nothing beside them."""
+    ahead, back = both
+    if not job.hides_dispatch or not (ahead.ep or back.ep):
+        return 0.0, 0.0
+    moved = weight * slow if job.overlap.weight_gradients else 0.0
+    share, lost = paired_share(job), exchange_loss(job, pricer)
+    over = min(ahead.ep, back.seconds(slow) - back.ep - moved), min(back.ep, ahead.seconds(slow) - ahead.ep + moved)
+    return over[0] * share * (1 - lost), over[1] * share * (1 - lost)
+
+
+def exchange_loss(job: Job, pricer: BlockCostModel) -> float:
+    """Of compute beside an exchange with experts, what is lost to the multiprocessors that it holds."""
     sms = dispatcher(job.dispatcher).sms
-    return beside * (1 - (sms / job.platform.gpu.sms if sms else pricer.held))
+    return sms / job.platform.gpu.sms if sms else pricer.held
 
 
 def paired_share(job: Job) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -28,6 +28,9 @@ MODULES = {
     "moe": ("router", "dispatch", "moe_up", "act", "moe_down", "combine"),
     "op": ("norm1", "norm2", "norm", "rope", "act", "residual"),
 }
+
+
+SHARED = ("shared_up", "shared_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +133,21 @@ def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     key = ("blocks", pricer.layers, _kind(job.model, number))
-    again, total = BlockCost(), NOTHING
+    again, total, shared = BlockCost(), NOTHING, NOTHING
     for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
         again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
         total += one
+        if block.name in SHARED:
+            shared += one
+    if job.overlap.shared_experts:
+        ahead, back = _beside(pricer, total.forward, shared.forward), _beside(pricer, total.backward, shared.backward)
+        return Passes(ahead, back, again)
     return Passes(total.forward, total.backward, again)
+
+
+def _beside(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
+    """A pass whose exchanges with experts run beside the shared experts, as far as these take as long."""
+    return replace(all_, ep=all_.ep - min(all_.ep, shared.compute) * (1 - pricer.held))
 
 
 def recomputed_share(r: Recompute, name: str, has_gemm: bool) -> float:
