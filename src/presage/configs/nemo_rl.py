@@ -45,7 +45,7 @@ def read_nemo_rl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     get = Settings(resolve_settings(values), path, DEFAULTS)
     _refuse(get)
     gpus, engine_gpus = _gpus(get)
-    model = model_section(path, get(f"{P}.model_name"), f"{P}.model_name")
+    model = model_section(get(f"{P}.model_name"))
     if not model:
         notes.append(f"model {get(f'{P}.model_name')} is not a preset: give [model] in the job file")
     megatron, _ = get.flag(f"{M}.enabled"), get.flag(f"{D}.enabled")

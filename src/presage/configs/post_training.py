@@ -111,9 +111,12 @@ def training_defaults(sections: dict[str, Any], path: str | Path) -> dict[str, A
         if training.get(key) is not None:
             what = "is of training alone: with [rl] the responses of an update are rl.mini_batch"
             raise InputError(path, what, f"training.{key}")
-    longest = rl.get("response_max")
+    longest, seen, prompt = (rl.get(key) for key in ("response_max", "response_lengths", "prompt_length"))
+    if longest is None and isinstance(seen, str | list):
+        longest = int(max(_seen(seen, path)))
     if training.get("sequence") is None and isinstance(longest, int):
-        training["sequence"] = 128 * -(-int(longest + float(rl.get("prompt_length", 0) or 0)) // 128)
+        room = prompt if isinstance(prompt, int | float) else PROMPT
+        training["sequence"] = 128 * -(-int(longest + room) // 128)
     return {**sections, "training": training}
 
 
@@ -262,7 +265,8 @@ def _engine_gpus(w: EngineConfig, job: Job, placement: str, path: str | Path) ->
     """GPUs that the engine decodes on."""
     if placement == "colocated":
         if w.gpus is not None and w.gpus != job.gpus:
-            what = f'is {w.gpus}: a colocated engine has the trainer\'s {job.gpus}; rl.placement = "disaggregated" for its own'
+            own = 'rl.placement = "disaggregated" for its own'
+            what = f"is {w.gpus}: a colocated engine has the trainer's {job.gpus}; {own}"
             raise InputError(path, what, "rl.engine.gpus")
         gpus = job.gpus
     elif w.gpus is None:

@@ -61,7 +61,7 @@ class Settings:
         return (f"not read: {', '.join(rest[:12])}{' and more' if len(rest) > 12 else ''}",) if rest else ()
 
 
-def model_section(path: Path, name: Any, key: str) -> dict[str, Any]:
+def model_section(name: Any) -> dict[str, Any]:
     """A [model] table of a Hugging Face name or a checkpoint's folder; empty where presage does not know it."""
     for text in (str(name), str(name).rstrip("/").split("/")[-1]):
         for short in (text, re.sub(r"(?i)-(instruct|base|bf16|chat|0324|2507|it)\b", "", text)):

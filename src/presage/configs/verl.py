@@ -46,7 +46,7 @@ def read_verl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     _refuse(get)
     parallel, framework, notes = _trainer(get)
     rl, more = _step(get)
-    model = model_section(path, get("actor_rollout_ref.model.path"), "actor_rollout_ref.model.path")
+    model = model_section(get("actor_rollout_ref.model.path"))
     if not model:
         notes.append(f"model {get('actor_rollout_ref.model.path')} is not a preset: give [model] in the job file")
     checkpointed = get.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
@@ -102,7 +102,7 @@ def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
         "actor_rollout_ref.ref.fsdp_config.param_offload", "actor_rollout_ref.ref.megatron.param_offload"
     )
     reward = get("reward_model.model.path") if get.flag("reward_model.enable") else None
-    rl = {
+    rl: dict[str, Any] = {
         "algorithm": str(get("algorithm.adv_estimator")),
         "prompts": get.whole("data.train_batch_size"),
         "samples": samples,
@@ -114,7 +114,7 @@ def _step(get: Settings) -> tuple[dict[str, Any], list[str]]:
         "microbatch_tokens": get.whole(f"{A}.ppo_max_token_len_per_gpu", default=16384) if packed else None,
         "reference": any(kl),
         "reference_offload": apart_reference or offload,
-        "reward_model": model_section(get.path, reward, "").get("preset") if reward else None,
+        "reward_model": model_section(reward).get("preset") if reward else None,
         "offload": offload,
         "engine": _engine(get),
     }

@@ -6,9 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from presage.prediction.post_training.splits import policy_text
-from presage.report.answer import Answer, DataTable, Fact, Section, data_table, sections_of
+from presage.report.answer import Answer, Fact, Section, data_table, sections_of
 from presage.report.html.charts.bars import GIB, parts_figure, stacks_figure
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
 from presage.report.terms import (
@@ -37,8 +38,13 @@ PHASES = {
     "training": "training",
     "transfer": "weights to the engine",
 }
-ENGINE = {"weights": "weights", "kv_cache": "KV cache", "activations": "activations and sampling", "graphs": "CUDA graphs",
-          "outside": "CUDA context and NCCL"}  # fmt: skip
+ENGINE = {
+    "weights": "weights",
+    "kv_cache": "KV cache",
+    "activations": "activations and sampling",
+    "graphs": "CUDA graphs",
+    "outside": "CUDA context and NCCL",
+}
 MARKED = (0.5, 0.95)
 
 
@@ -126,11 +132,11 @@ def _phases_section(p: PostTrainingResult) -> Section:
     total, draws = float(p.draws.mean()), p.by_phase
     where = {"rollout": f"{p.rl.engine.gpus} GPUs", "transfer": "trainer to engine", "reward": "trainer or CPU"}
     rows = [
-        (PHASES[k], where.get(k, f"{p.job.gpus} GPUs"), seconds(v), percent(v / total), seconds(float(np.quantile(draws[k], 0.95))))
+        (PHASES[k], where.get(k, f"{p.job.gpus} GPUs"), seconds(v), percent(v / total), _late(draws[k]))
         for k, v in p.breakdown.items()
-    ]  # fmt: skip
+    ]
     beside = "" if not p.rl.staleness else "; rollout and trainer run at the same time"
-    rows.append(("step", f"{p.gpus} GPUs", seconds(total), "100.0%", seconds(float(np.quantile(p.draws, 0.95)))))
+    rows.append(("step", f"{p.gpus} GPUs", seconds(total), "100.0%", _late(p.draws)))
     table = data_table(
         f"Phases, mean of {len(p.draws):,} draws{beside}",
         ("phase", "on", "time", "share", "p95"),
@@ -141,6 +147,10 @@ def _phases_section(p: PostTrainingResult) -> Section:
     parts = [(PHASES[k], v) for k, v in p.breakdown.items()]
     text = f"Where a step goes. {headline(p)}"
     return Section("Phases", (table,), partial(parts_figure, parts, total), text)
+
+
+def _late(draws: NDArray[np.float64]) -> str:
+    return seconds(float(np.quantile(draws, 0.95)))
 
 
 def _waits_section(p: PostTrainingResult) -> Section:
@@ -154,13 +164,14 @@ def _rollout_section(p: PostTrainingResult) -> Section:
         return float(np.mean([getattr(r, name) for r in p.rollouts]))
 
     batch, context = mean("batch"), p.rl.prompt_length + p.rl.lengths.mean / 2
-    one = float(p.decoding.seconds(batch, batch * context))
+    one, cache = (float(f(batch, batch * context)) for f in (p.decoding.seconds, p.decoding.attention_seconds))
+    tail = share_of(mean("tail"), mean("seconds"), "the rollout")
     rows = [
         ("iterations", f"{mean('iterations'):,.0f}", "of the slowest replica"),
         ("mean batch", f"{batch:,.1f} sequences", f"at most {p.concurrent:,} of mean length at once"),
-        ("iteration of that batch", seconds(one), f"KV cache {seconds(float(p.decoding.attention_seconds(batch, batch * context)))}"),
+        ("iteration of that batch", seconds(one), f"KV cache {seconds(cache)}"),
         ("prefill", seconds(mean("prefill")), share_of(mean("prefill"), mean("seconds"), "the rollout")),
-        ("tail", seconds(mean("tail")), f"last tenth of the responses, {share_of(mean('tail'), mean('seconds'), 'the rollout')}"),
+        ("tail", seconds(mean("tail")), f"last tenth of the responses, {tail}"),
     ]  # fmt: skip
     if mean("preempted"):
         rows.append(
@@ -171,7 +182,8 @@ def _rollout_section(p: PostTrainingResult) -> Section:
 
 def _spread_section(p: PostTrainingResult) -> Section:
     marks = {q: float(np.quantile(p.draws, q)) for q in MARKED}
-    text = f"{len(p.draws):,} steps drawn by their response lengths: p50 {seconds(marks[0.5])}, p95 {seconds(marks[0.95])}. {TAIL_HELP}"
+    drawn = f"p50 {seconds(marks[0.5])}, p95 {seconds(marks[0.95])}"
+    text = f"{len(p.draws):,} steps drawn by their response lengths: {drawn}. {TAIL_HELP}"
     chart = partial(distribution_figure, p.draws, marks)
     return Section("Uncertainty", (distribution_table(p.draws),), chart, text, where="page")
 

@@ -11,10 +11,13 @@ from presage.text import seconds, size
 
 if TYPE_CHECKING:
     from presage.configs.job_file import ParsedJob
-    from presage.prediction.post_training.splits import Split
+    from presage.prediction.post_training.splits import GpuSplit
 
 
-def splits_answer(parsed: ParsedJob, found: Sequence[Split], top: int) -> Answer:
+KEPT = "the trainer's plan is the file's: presage plan without [rl] searches plans"
+
+
+def splits_answer(parsed: ParsedJob, found: Sequence[GpuSplit], top: int) -> Answer:
     """All splits that were tried, the best of them in the headline."""
     best, name = found[0], parsed.job.name or parsed.job.model.name
     fit = sum(s.fits for s in found)
@@ -33,12 +36,12 @@ def splits_answer(parsed: ParsedJob, found: Sequence[Split], top: int) -> Answer
         verdict=f"{len(found)} splits tried, {fit} fit.",
         verdict_tone="good" if best.fits else "bad",
         sections=(Section("Splits", (_table(found, top),), None, ""),),
-        notes=(best.result.model_error.note, *parsed.notes, "the trainer's plan is the file's: presage plan without [rl] searches it"),
+        notes=(best.result.model_error.note, *parsed.notes, KEPT),
         to_data=lambda: {"kind": "splits", "splits": [_row(s) for s in found[:top]], "tried": len(found)},
     )  # fmt: skip
 
 
-def _table(found: Sequence[Split], top: int) -> Any:
+def _table(found: Sequence[GpuSplit], top: int) -> Any:
     rows = []
     for s in found:
         p = s.result
@@ -61,7 +64,7 @@ def _table(found: Sequence[Split], top: int) -> Any:
     return data_table("Splits", columns, limit_rows(rows, top))
 
 
-def _row(s: Split) -> dict[str, Any]:
+def _row(s: GpuSplit) -> dict[str, Any]:
     p = s.result
     return {
         "name": s.name, "placement": p.rl.placement, "trainer_gpus": p.job.gpus, "engine_gpus": p.rl.engine.gpus,
@@ -70,7 +73,7 @@ def _row(s: Split) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def split_options(s: Split) -> list[str]:
+def split_options(s: GpuSplit) -> list[str]:
     """--set options that turn the file's job into this split."""
     p = s.result
     keys: dict[str, Any] = {"parallel.gpus": p.job.gpus, "rl.placement": p.rl.placement, "rl.engine.tp": p.rl.engine.tp}

@@ -26,8 +26,8 @@ from presage.prediction.jobs.transformer_layer import PADDED
 from presage.prediction.post_training.software import software_costs
 
 Floats = NDArray[np.float64]
-# Of an iteration the GPU waits 200-300 us for the host where the next batch is scheduled while one runs; where it is not,
-# 5-6 ms at 256 sequences of a 7B (github.com/vllm-project/vllm issue 10634), of which a part is by the sequence.
+# Of an iteration the GPU waits 200-300 us for the host where the next batch is scheduled while one runs; else 5-6 ms
+# at 256 sequences of a 7B (github.com/vllm-project/vllm issue 10634), of which a part is by the sequence.
 OVERLAPPED, EACH = 250e-6, (5.5e-3 - 0.9e-3) / 256
 # Without CUDA graphs vLLM decodes a token of GPT-2's twelve layers in 4.81 ms on an H200, in 1.30 ms with them
 # (deepspeedai/DeepSpeed pull request 8352).

@@ -1,4 +1,4 @@
-"""Draws of response lengths: log-normal and cut off at the longest with a given mean, or resampled from lengths seen."""
+"""Draws of response lengths: log-normal with a given mean and cut off at the longest, or from lengths seen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw_lengths(lengths: ResponseLengths, count: int, rng: np.random.Generator)
 
 @lru_cache(256)
 def _mu(mean: float, longest: int, sigma: float) -> float:
-    """Of the log-normal that has this mean once what is longer is cut off at the longest."""
+    """Location of the log-normal that has this mean once what is longer is cut off at the longest."""
     low, high = SMALLEST, LARGEST
     for _ in range(80):
         middle = (low + high) / 2

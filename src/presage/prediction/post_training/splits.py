@@ -17,7 +17,7 @@ RANKS = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class GpuSplit:
     """One way to spread the GPUs over trainer and engine, with its step."""
 
     result: PostTrainingResult
@@ -38,9 +38,9 @@ def policy_text(staleness: int) -> str:
     return "on policy" if not staleness else "one step off" if staleness == 1 else f"{staleness} steps off"
 
 
-def search_splits(job: Job, rl: PostTraining, seed: int = 0) -> list[Split]:
+def search_splits(job: Job, rl: PostTraining, seed: int = 0) -> list[GpuSplit]:
     """All splits of the job's GPUs that its plan allows, those that fit first, the fastest of them first."""
-    found = [Split(post_training_step(j, r, DRAWS, seed)) for j, r in _candidates(job, rl)]
+    found = [GpuSplit(post_training_step(j, r, DRAWS, seed)) for j, r in _candidates(job, rl)]
     if not found:
         raise PresageError(f"no split: {job.gpus} GPUs hold no replica of the trainer's plan beside an engine")
     return sorted(found, key=lambda s: (not s.fits, s.result.seconds))

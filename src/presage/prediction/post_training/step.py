@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -238,7 +239,7 @@ def _most_tokens(job: Job, rl: PostTraining, responses: Floats) -> int:
     if rl.packing == "padded":
         return most
     usual = (rl.prompt_length + float(responses.mean())) * job.micro_batch
-    return min(most, round(usual + 3 * float(responses.std()) * job.micro_batch**0.5))
+    return int(min(most, usual + 3 * float(responses.std()) * math.sqrt(job.micro_batch)))
 
 
 def _with_others(memory: JobMemory, job: Job, rl: PostTraining) -> JobMemory:
