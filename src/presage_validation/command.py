@@ -118,7 +118,12 @@ CLAIMS = {
         needs_rows=True,
     ),
     "steps": Claim(
-        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables"
+        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables",
+        workers=2,
+    ),
+    "sure": Claim(
+        "LOGS RUNS.csv", "step-time distributions from configs alone", "composed:score_composed", (2,),
+        "composed_tables", workers=2, needs_rows=True,
     ),
     "temporal": Claim(
         "SERIES.json.gz", "second half of a kernel series from the first", "temporal:score_temporal", (1,),

@@ -34,7 +34,7 @@ from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load_toml
 from presage.parallel.dispatchers import dispatcher_name
 from presage.parallel.plan import DEGREES, DegreeError, ParallelPlan, count_gpus, count_sharing
-from presage.parallel.schedules import default_schedule
+from presage.parallel.schedules import SCHEDULES, default_schedule, schedule_name
 
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
@@ -204,10 +204,12 @@ def _framework(path: str | Path, given: str | FrameworkConfig, gpu: Gpu) -> Fram
 
 def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple[ParallelPlan, int, int]:
     """The degrees, GPUs in all, replicas."""
+    schedule = schedule_name(p.schedule or default_schedule(p.virtual))
+    virtual = SCHEDULES[schedule].virtual_of(p.virtual) if schedule in SCHEDULES else p.virtual
     plan = ParallelPlan(
-        **{name: getattr(p, name) for name in DEGREES},
+        **{name: getattr(p, name) for name in DEGREES} | {"virtual": virtual},
         sequence_parallel=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
-        schedule=p.schedule or default_schedule(p.virtual),
+        schedule=schedule,
         zero=p.zero if p.zero is not None else 3 if p.fsdp else 0,
         fsdp=p.fsdp,
         dispatcher=dispatcher_name(p.dispatcher) if p.dispatcher else "",

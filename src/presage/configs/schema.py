@@ -109,6 +109,8 @@ class OverlapConfig(msgspec.Struct):
     pipeline: bool | None = None
     context: bool | None = None
     experts: bool | None = None
+    shared_experts: bool | None = None
+    weight_gradients: bool | None = None
 
 
 class FrameworkConfig(msgspec.Struct):
@@ -126,6 +128,7 @@ class FrameworkConfig(msgspec.Struct):
     dispatcher: str | None = None
     graphs: list[str] | None = None
     flat_gathers: bool | None = None
+    broadcasts: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
     extra_bytes: float | None = None

@@ -136,7 +136,30 @@ def build_thin(torch: Any, p: dict[str, Any]) -> Parts:
     return BUILDS[p["what"]](torch, p)
 
 
+def _sides(rng: np.random.Generator) -> dict[str, Any]:
+    """Norms of weights along their first and last dimension, and sums over some of many dimensions."""
+    if rng.random() < 0.4:
+        shape = [log_int(rng, 16, 2048), log_int(rng, 1, 512), int(pick(rng, (1, 3, 5, 7, 16, 32, 64, 95, 128, 192)))]
+        return {"op": "weight_norm", "dtype": near(rng, HALF), "shape": shape, "dim": int(pick(rng, (0, 2, 2)))}
+    dims, most = int(pick(rng, (3, 4, 5, 6, 6))), float(np.exp(rng.uniform(np.log(1e4), np.log(2.5e8))))
+    shape = [int(pick(rng, (2, 4, 4, 8, 16, 16, 32, 64, 64, 128, 256, 256))) for _ in range(dims)]
+    while np.prod(shape, dtype=float) > most:
+        shape[int(rng.integers(0, dims))] = int(pick(rng, (1, 2, 4, 8)))
+    over = sorted(rng.choice(dims, int(pick(rng, (1, 1, 1, 2))), replace=False).tolist())
+    return {"op": "sum", "dtype": near(rng, HALF), "shape": shape, "over": over}
+
+
+def build_sides(torch: Any, p: dict[str, Any]) -> Parts:
+    x = tensor(torch, p["shape"], p["dtype"])
+    if p["op"] == "sum":
+        return one(lambda: x.sum(p["over"]))
+    x.requires_grad_(True)
+    g = tensor(torch, [n if i == p["dim"] else 1 for i, n in enumerate(p["shape"])], p["dtype"], True)
+    return both_ways(torch, lambda: torch._weight_norm(x, g, p["dim"]), [x, g])
+
+
 FAMILIES = {
+    "sides": (_sides, build_sides, 2000),
     "thin": (sample_thin, build_thin, 4000),
     "recurrent_more": (_recurrent, build_recurrent, 600),
 }
