@@ -172,9 +172,7 @@ def predict_distribution(
 def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK, noise: str | None = None) -> StepDistribution:
     """The step-time distribution with fewer draws and without intervals for the noise's own uncertainty."""
     belief, source = belief_of(p.job, p.seconds, noise)
-    return replace(
-        step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source
-    )
+    return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source)
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
