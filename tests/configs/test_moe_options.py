@@ -15,7 +15,8 @@ from presage.prediction.jobs.job_step import job_step
 
 SCRIPT = (
     "torchrun pretrain_gpt.py --num-layers 32 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 8192 "
-    "--swiglu --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 2 --global-batch-size 512 --vocab-size 65536 "
+    "--swiglu --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 2 --global-batch-size 512 "
+    "--vocab-size 65536 "
     "--num-experts 64 --moe-router-topk 3 --moe-ffn-hidden-size 1024 --moe-shared-expert-intermediate-size 2048 "
     "--expert-model-parallel-size 32 --bf16 --use-distributed-optimizer --moe-token-dispatcher-type alltoall "
 )
