@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.configs.models import find_preset
-from presage.configs.script_arguments import Arguments, expert_layers, number, pipeline_layout, read_script
+from presage.configs.script_arguments import Arguments, expert_layers, number, pipeline_layout, read_script, refuse
 from presage.errors import InputError
 
 Table = dict[str, Any]
@@ -26,18 +26,9 @@ QUIET = re.compile(  # of no matter for a step's time: not worth a note
     r"mock_data|loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|profile.*|use_mcore_models|timing_log.*|"
     r"override_opt.*|finetune|manual_gc.*|job_name|partition|account|time|output|error|container_.*|wait|jobid|"
     r"kill_.*|check_for_nan.*|attention_softmax_in_fp32|apply_.*|reset_.*|eod_.*|dataloader_type|ntasks.*|cpus.*|"
-    r"moe_aux_loss_coeff|moe_z_loss_coeff|moe_router_load.*|moe_router_score.*|decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|"
-    r"moe_(grouped_gemm|permute_fusion|router_fusion|router_dtype|router_force.*|router_enable.*|router_bias.*|router_pre.*|"
-    r"router_topk_scaling.*|router_topk_limited.*|per_layer_logging|input_jitter_eps|router_padding.*|apply_probs.*|pad_expert.*)|"
-    r"dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
+    r"moe_(aux_loss|z_loss|grouped|permute|router_(?!topk$|num_groups|group_topk)|per_layer|input|apply|pad_expert).*|"
+    r"decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
 )
-
-UNMODELLED = {  # what changes a step and is not modelled: what to use instead
-    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
-    "moe_extended_tp": "use --expert-tensor-parallel-size",
-    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-}
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
@@ -52,9 +43,7 @@ def arguments_sections(
     arguments: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
-    for name, instead in UNMODELLED.items():
-        if a.flag(name):
-            raise InputError(path, f"is not modelled: {instead}", _argument(name))
+    refuse(arguments, path)
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {

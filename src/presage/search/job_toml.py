@@ -16,8 +16,8 @@ from presage.configs.models import model_fields
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "dispatcher", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward", "extra_bytes", "update_bytes",
-    "forward_us", "backward_us",
+    "host", "dispatcher", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward", "extra_bytes",
+    "update_bytes", "forward_us", "backward_us",
 )  # fmt: skip
 
 
