@@ -249,12 +249,28 @@ def savings_table(p: JobResult) -> DataTable:
 def spread_table(s: StepDistribution) -> DataTable:
     """Quantiles of the step time and of the mean step of runs."""
     title = f"Distribution: {s.count:,} draws; noise: {s.source}"
-    columns = ("", "step", "error", "90% interval", "run-mean step", "error", "90% interval")
+    columns = ("", "step", "error", "90% interval", "ends' error", "at most", "run-mean step", "error", "90% interval")
     rows = [
-        ("mean", *_estimate(s.mean)),
-        *((f"p{100 * q:g}", *_estimate(e), *_estimate(s.runs[q])) for q, e in s.steps.items()),
+        ("mean", *_estimate(s.mean), _ends_error(s.mean)),
+        *(
+            (f"p{100 * q:g}", *_estimate(e), _ends_error(e), _bound_text(s, q), *_estimate(s.runs[q]))
+            for q, e in s.steps.items()
+        ),
     ]
     return _without_empty(data_table(title, columns, rows))
+
+
+def _ends_error(e: Estimate) -> str:
+    """Standard error of the ends of the interval."""
+    return "" if e.end_errors is None else " ".join(map(seconds, e.end_errors))
+
+
+def _bound_text(s: StepDistribution, q: float) -> str:
+    """What a far quantile is not above, with 95% confidence."""
+    if q not in s.extremes:
+        return ""
+    bound = s.bound(q)
+    return "too few draws" if bound is None else f"{seconds(bound)} (95% sure)"
 
 
 def exceeding_table(s: StepDistribution) -> DataTable:

@@ -37,6 +37,7 @@ MS = 1e3
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)
 FEWEST = 1_000  # draws of each noise model that the measurements allow, for intervals
 SMALL = 0.25  # pools that their slowest replicas are drawn from, of the usual size
+CONFIDENCE = 0.95  # of a bound of a quantile
 SHARES = (0.5, 0.9, 0.95)  # of steps that stated intervals hold
 QUICK = 4_000  # draws of a distribution for a page
 TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
@@ -54,6 +55,7 @@ class StepDistribution(Displayed):
     others: tuple[Draws, ...] = ()
     source: str = ""  # of the noise
     seed: int = 0
+    extremes: tuple[float, ...] = ()  # quantiles that were asked for, with a bound each
 
     @property
     def count(self) -> int:
@@ -68,12 +70,12 @@ class StepDistribution(Displayed):
     @cached_property
     def steps(self) -> dict[float, Estimate]:
         """Quantiles of a step."""
-        return {p: self.quantile(p) for p in QUANTILES}
+        return {p: self.quantile(p) for p in sorted({*QUANTILES, *self.extremes})}
 
     @cached_property
     def runs(self) -> dict[float, Estimate]:
         """Quantiles of a run's mean step."""
-        return {p: self.run_quantile(p) for p in QUANTILES}
+        return {p: self.run_quantile(p) for p in sorted({*QUANTILES, *self.extremes})}
 
     @cached_property
     def longer(self) -> dict[float, Estimate]:
@@ -94,6 +96,15 @@ class StepDistribution(Displayed):
     def quantile(self, p: float) -> Estimate:
         """A quantile of the step time."""
         return self._with_interval(self.draws.quantile(p), lambda: sorted_quantile(self._steps_of_others, p))
+
+    def bound(self, p: float) -> float | None:
+        """What the quantile of a step is not above, with 95% confidence and this noise: an order statistic of the drawn
+        runs, whatever their distribution; None where they are too few."""
+        from scipy.special import bdtr
+
+        runs = len(self.draws.seconds)  # steps of a run are not independent: they count as one
+        above = np.flatnonzero(bdtr(np.arange(runs), runs, p) >= CONFIDENCE)
+        return float(np.quantile(self.draws.seconds, (above[0] + 1) / runs)) if len(above) else None
 
     def run_quantile(self, p: float) -> Estimate:
         """A quantile of a run's mean step time."""
@@ -126,6 +137,10 @@ class StepDistribution(Displayed):
         (low, high), errors = interval_ends(of_others())
         return replace(value, low=min(low, value.value), high=max(high, value.value), end_errors=errors)
 
+    @property
+    def _bounds(self) -> list[tuple[float, float | None]]:
+        return [(p, self.bound(p)) for p in self.extremes]
+
     def frame_rows(self) -> list[dict[str, Any]]:
         """Quantiles of a step and of a run's mean step."""
         return [
@@ -140,6 +155,7 @@ class StepDistribution(Displayed):
             "seed": self.seed,
             "noise": self.source,
             "step_ms": {"mean": _ms(self.mean)} | {_name(p): _ms(e) for p, e in self.steps.items()},
+            "step_bound_95_ms": {_name(p): None if b is None else MS * b for p, b in self._bounds},
             "run_mean_step_ms": {_name(p): _ms(e) for p, e in self.runs.items()},
             "longer_than_median_times": {f"{t:g}": _plain(e) for t, e in self.longer.items()},
             "step_interval_ms": {f"{100 * s:g}": [MS * x for x in self.interval(s)] for s in SHARES},
