@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.displayed import Displayed
 from presage.errors import PresageError, near
+from presage.hardware import Gpu
 from presage.noise.distribution import Distribution
 from presage.noise.files import read_noise
 from presage.noise.model import Belief
@@ -188,18 +189,25 @@ def predict_distribution(
 def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK, noise: str | None = None) -> StepDistribution:
     """The step-time distribution with fewer draws and without intervals for the noise's own uncertainty."""
     belief, source = belief_of(p.job, p.seconds, noise)
-    return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source)
+    return replace(
+        step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source
+    )
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
     """The noise model of a job with its uncertainty, and its source: a file, or a preset."""
+    return noise_of_gpus(job.platform.gpu, job.gpus, seconds, noise)
+
+
+def noise_of_gpus(gpu: str | Gpu, gpus: int, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
+    """The noise model of a file, or of a preset for so many GPUs and so long a step; and where it is from."""
     kept = noise or DEFAULT
     if kept not in CONDITIONS:
         if not Path(kept).exists() and not Path(kept).suffix:
             there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
             raise PresageError(f"--noise {kept}: not a file, {there}")
         return read_noise(kept), kept
-    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f'"{kept}" preset (no measurements given)'
+    return prior(gpu, gpus, NODE, seconds, kept), f'"{kept}" preset (no measurements given)'
 
 
 def _name(p: float) -> str:
