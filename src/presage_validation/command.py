@@ -105,6 +105,9 @@ CLAIMS = {
         workers=2,
     ),
     "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
+    "rl": Claim(
+        "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,
