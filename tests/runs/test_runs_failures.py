@@ -105,7 +105,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     kind = reliability(str(written(tmp_path, text)))
     assert kind.name == "ours"
     assert [f.per_node_day for f in kind.failures] == pytest.approx([3e-3, 1e-3])
-    assert (kind.repair, kind.shape, kind.at(8).restart, kind.rate_sd) == (7200.0, 0.8, 120.0, 0.0)
+    assert (kind.repair.mean, kind.shape, kind.at(8).restart, kind.rate_sd) == (7200.0, 0.8, 120.0, 0.0)
     assert kind.slow[0].lost.mean == pytest.approx(300.0)
 
 

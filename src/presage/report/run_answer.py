@@ -30,6 +30,7 @@ CAUSE_NAMES = {
     "steps": "useful steps",
     "stalls": "stalls of single steps",
     "slow": "slow episodes",
+    "degraded": "replicas missing",
     "checkpoints": "writing checkpoints",
     "lost": "steps repeated",
     "detection": "detecting failures",
@@ -299,7 +300,7 @@ def _spares_section(p: RunResult) -> Section | None:
     if not p.spares:
         return None
     rows = [(f"{s.spares:,}", span(s.middle), span(s.late), span(s.waits) if s.waits else "-") for s in p.spares]
-    title = f"Spare nodes (a repair takes {span(p.run.reliability.repair)})"
+    title = f"Spare nodes (a repair takes {span(p.run.reliability.repair.mean)})"
     table = data_table(title, ("spares", "p50", "p95", "waiting"), rows)
     series = {"p50": [s.middle for s in p.spares], "p95": [s.late for s in p.spares]}
     finite = [v for values in series.values() for v in values if isfinite(v)]
