@@ -46,7 +46,7 @@ class Spares:
 
 
 class Standby:
-    """Hot standby nodes: one takes a failed node's place at once, and is replaced when that node is back."""
+    """Hot standby nodes: one takes a failed node's place at once; its own place is filled some time later."""
 
     def __init__(self, nodes: int, draws: int) -> None:
         self.back = np.full((draws, nodes), -np.inf)
@@ -56,7 +56,7 @@ class Standby:
         out.back = self.back[keep]
         return out
 
-    def take(self, lost: Bools, now: Floats, repair: Floats) -> Bools:
+    def take(self, lost: Bools, now: Floats, filled: Floats) -> Bools:
         """The draws that had one ready for the node they lose now."""
         hit = np.zeros(len(now), bool)
         rows = np.flatnonzero(lost)
@@ -65,7 +65,7 @@ class Standby:
         first = self.back[rows].argmin(axis=1)
         ready = self.back[rows, first] <= now[rows]
         hit[rows[ready]] = True
-        self.back[rows[ready], first[ready]] = now[rows[ready]] + repair[rows[ready]]
+        self.back[rows[ready], first[ready]] = now[rows[ready]] + filled[rows[ready]]
         return hit
 
 

@@ -4,7 +4,8 @@ An attempt starts with a restart (the first one with a step), then steps with a 
 until the next failure or the last step. What was done since the last checkpoint is lost; then the failure is noticed, a
 node may have to be replaced, and the next attempt starts. Failures come at random, in restarts and checkpoints too, but
 not while a stopped run waits. An elastic run goes on without the replica that failed, which is back after its node was
-replaced and it has healed; nothing but the step at hand is lost. With one class, no noise and a constant rate this is what the exact formula is about.
+replaced and it has healed; nothing but the step at hand is lost. With one class, no noise and a constant rate this is
+what the exact formula is about.
 
 Random numbers come in streams, one for each purpose: runs that differ in one thing keep the others' draws, until half
 of the draws are done and the rest go on alone. More than `CHUNK` draws are done so many at a time, each chunk with
@@ -34,6 +35,7 @@ CHUNK = 5_000  # draws
 MOST_ATTEMPTS = 50_000  # what takes more is never done
 EVEN = 3**0.5  # half the width of an even spread, in standard deviations
 FEW = 4.0  # stalls in an attempt: up to so many on average they are drawn one by one
+WARM_UP = 600.0  # seconds until a spare stands by, where there is always one: assumed
 STREAMS = ("run", "failure", "class", "node", "repair", "noise", "stalls", "slow", "memory", "offender")
 
 
@@ -240,8 +242,9 @@ class _State:
         if self.offenders is not None:
             exposure = np.where(self.busy, up, 0.0) * (self.run.risk.rates @ self.node) / self.nodes
             self.offenders.fail(lost & ~self.planned[kind], self.rng["offender"].random(self.draws), exposure)
-        hot = self.standby.take(lost, now, repair)
         cold = self.run.risk.restart
+        filled = np.full(self.draws, WARM_UP) if self.run.spares is None else repair
+        hot = self.standby.take(lost, now, filled)
         self.restart = np.where(hot, min(self.policy.hot_restart, cold), cold)
         waits = self.spares.wait(lost, now, repair)
         if not self.policy.elastic:
