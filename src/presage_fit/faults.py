@@ -1,0 +1,237 @@
+"""Failure rates, repeat offenders and repair times from a log of node faults, and what they say of the days to come.
+
+Faults come at a constant rate, times a factor of the node (gamma: repeat offenders). Repairs take Weibull times, whose
+tail is heavy; nodes that are not back yet count as away for longer than that. Repair times change as a fleet
+and its spare parts do, so recent ones weigh more: the half-life of that weight is the one with which the share of node
+time lost was predicted best from earlier days of the same log. How far those predictions were off is how uncertain
+the next one is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from math import gamma, inf, log1p, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from presage_fit.fault_log import FaultLog, by_class
+
+Floats = NDArray[np.float64]
+HALF_LIVES = (25.0, 50.0, 100.0, inf)  # days, tried
+LONGEST = 90 * 24.0  # hours, assumed: whoever waits longer for a repair replaces the node
+ROUNDED = 0.25  # hours: shorter repairs are known to be shorter only
+USUAL_SHAPE, SHAPE_SD, SCALE_SD = 0.6, 0.5, 1.5  # of Weibull repairs, and how far a class's lie from those of all
+FIRST, EVERY, AHEAD, LEAST = 50.0, 10.0, 50.0, 25.0  # days: origins of trial predictions, and how far they reach
+DRIFT, WORTH = 0.5, 4  # log sd of the share lost before it was tried (as rates of sites differ), in trials
+VARIANCES = np.concatenate([[1e-6], np.geomspace(0.02, 20, 120)])
+
+
+@dataclass(frozen=True)
+class RepairTimes:
+    """Weibull repair times."""
+
+    shape: float
+    scale: float  # hours
+
+    @property
+    def mean(self) -> float:
+        """A node that is away for longer than `LONGEST` is replaced."""
+        return float(self.spent(np.float64(LONGEST)))
+
+    @property
+    def median(self) -> float:
+        return float(self.scale * math.log(2) ** (1 / self.shape))
+
+    def alive(self, hours: Floats | float) -> Floats:
+        """Share of repairs that take longer."""
+        return np.asarray(np.exp(-((np.asarray(hours) / self.scale) ** self.shape)))
+
+    def spent(self, hours: Floats) -> Floats:
+        """Mean hours of repairs, those beyond `hours` cut there."""
+        from scipy.special import gammainc
+
+        top = np.minimum(hours, LONGEST)
+        z = (top / self.scale) ** self.shape
+        return np.asarray(self.scale * gamma(1 + 1 / self.shape) * gammainc(1 + 1 / self.shape, z) + top * np.exp(-z))
+
+
+@dataclass(frozen=True)
+class FaultModel:
+    """What a log says of its fleet."""
+
+    log: FaultLog
+    repair: RepairTimes  # of all classes
+    half_life: float  # days, of the weight of repairs
+    frailty: float  # variance of nodes' own rates
+    drift: float  # log sd of the share lost in days to come about what is expected
+    trials: tuple[float, ...] = ()  # log errors of trial predictions
+
+    @property
+    def rate(self) -> float:
+        """Faults per day of a node in service."""
+        return float(self.log.new.sum()) / float(self.log.up_days().sum())
+
+    @cached_property
+    def classes(self) -> tuple[tuple[str, int, RepairTimes], ...]:
+        """Name, faults and repair times of each class; together they have the mean repair of all."""
+        names = np.array(by_class(self.log))
+        new, weight = self.log.new, weights(self.log, self.half_life)
+        found = []
+        for name in sorted(set(names[new]), key=lambda n: (-int((names[new] == n).sum()), n)):
+            at = (names == name) & new
+            found.append(
+                (name, int(at.sum()), fit_repair(self.log.hours[at], self.log.open[at], weight[at], self.repair))
+            )
+        whole = sum(n * r.mean for _, n, r in found) / sum(n for _, n, _ in found)
+        times = self.repair.mean / whole
+        return tuple((name, n, RepairTimes(r.shape, r.scale * times)) for name, n, r in found)
+
+    def expected_share(self, days: float) -> float:
+        """Share of node time lost in so many days after the log, on average."""
+        return _expected(self.log, self.repair, days)
+
+
+def fit_faults(log: FaultLog) -> FaultModel:
+    """Fit a log, the memory of repair times by trial predictions within it."""
+    trials = {h: _trials(log, h) for h in HALF_LIVES}
+    best = min(HALF_LIVES, key=lambda h: (sum(e**2 for e in trials[h]), -h))
+    errors = trials[best]
+    drift = sqrt((WORTH * DRIFT**2 + sum(e**2 for e in errors)) / (WORTH + len(errors)))
+    return FaultModel(log, _repair(log, best), best, fit_frailty(log.counts()), drift, errors)
+
+
+def weights(log: FaultLog, half_life: float) -> Floats:
+    """Of each fault: a half for every half-life that it began before the end."""
+    return np.asarray(0.5 ** ((log.end - log.start) / half_life))
+
+
+def _repair(log: FaultLog, half_life: float) -> RepairTimes:
+    new = log.new
+    return fit_repair(log.hours[new], log.open[new], weights(log, half_life)[new])
+
+
+def _trials(log: FaultLog, half_life: float) -> tuple[float, ...]:
+    """Log errors of the share lost, predicted at earlier days for those that followed, up to the end of the log."""
+    out = []
+    for day in np.arange(log.begin + FIRST, log.end - LEAST + 1e-9, EVERY):
+        seen = log.between(log.begin, float(day))
+        after = log.between(float(day), min(float(day) + AHEAD, log.end))
+        if seen.new.sum() < 5 or not after.share_lost():
+            continue
+        expected = _expected(seen, _repair(seen, half_life), after.days)
+        out.append(math.log(expected / after.share_lost()))
+    return tuple(out)
+
+
+def _expected(log: FaultLog, repair: RepairTimes, days: float) -> float:
+    """New faults at the rate, cut at the last day, and nodes that are away already."""
+    hours = 24 * days
+    ends = (np.arange(64) + 0.5) / 64 * hours
+    new = log.rate * log.nodes * days * float(repair.spent(ends).mean())
+    so_far = log.hours[log.open]
+    left = (repair.spent(so_far + hours) - repair.spent(so_far)) / np.maximum(repair.alive(so_far), 1e-6)
+    return (new + float(left.sum())) / (log.nodes * hours)
+
+
+def fit_repair(hours: Floats, away: NDArray[np.bool_], weight: Floats, all: RepairTimes | None = None) -> RepairTimes:
+    """Weibull times by weighted likelihood; `away`: known to be longer. Few are held towards those of all classes."""
+    shapes = np.geomspace(0.2, 3.0, 60)
+    middle = USUAL_SHAPE if all is None else all.shape
+    scales = np.geomspace(0.5, 20_000.0, 160)
+    short, t = (hours < ROUNDED) & ~away, np.maximum(hours, ROUNDED)
+    best = (-inf, middle, float(np.median(t)))
+    for k in shapes:
+        z = (t / scales[:, None]) ** k
+        dense = np.log(k / t) + np.log(z) - z
+        cut = np.log(-np.expm1(-np.minimum((ROUNDED / scales[:, None]) ** k, 700.0)))
+        fit = np.where(away, -z, np.where(short, cut, dense)) @ weight - (math.log(k / middle) / SHAPE_SD) ** 2 / 2
+        if all is not None:
+            fit = fit - (np.log(scales / all.scale) / SCALE_SD) ** 2 / 2
+        i = int(np.argmax(fit))
+        best = max(best, (float(fit[i]), float(k), float(scales[i])))
+    return RepairTimes(best[1], best[2])
+
+
+def fit_frailty(counts: NDArray[np.int64]) -> float:
+    """Variance of nodes' own rates that explains their counts best: negative binomial, by likelihood."""
+    from scipy.special import gammaln
+
+    mean, best = float(counts.mean()), (-inf, 0.0)
+    for v in VARIANCES:
+        k = 1 / v
+        fit = gammaln(counts + k) - gammaln(k) - gammaln(counts + 1) - counts * log1p(k / mean) - k * log1p(mean / k)
+        best = max(best, (float(fit.sum()), float(v)))
+    return best[1] if best[1] > VARIANCES[0] else 0.0
+
+
+# ---- the days to come, drawn fault by fault
+
+
+@dataclass(frozen=True, eq=False)
+class FaultForecast:
+    """Draws of the days after a log: one number a draw."""
+
+    share: Floats  # of node time lost
+    rate: Floats  # faults per node-day
+    away_p95: Floats  # nodes away, not exceeded on 95% of days: the spares needed
+    worst_tenth: Floats  # share of faults on the tenth of nodes with most
+
+
+def forecast(model: FaultModel, days: float, draws: int = 400, seed: int = 0) -> FaultForecast:
+    """The next days: nodes that are away come back first, nodes that failed often fail more often."""
+    rng, fleet = np.random.default_rng(seed), model.log
+    n, hours = fleet.nodes, 24 * days
+    half = model.drift / sqrt(2)  # of the rate, and as much of repairs
+    often, long = np.exp(half * rng.standard_normal((2, draws)) - half**2 / 2)
+    rates = _node_rates(model, rng, draws) * often[:, None] / 24
+    clock = _still_away(model, rng, draws, long)
+    lost = np.minimum(clock, hours)
+    counts, noons = np.zeros((draws, n), np.int64), np.arange(12.0, hours, 24.0)
+    change = np.zeros((draws, len(noons) + 1))
+    _mark(change, noons, np.zeros((draws, n)), np.minimum(clock, hours), clock > 0)
+    while True:
+        start = clock + rng.standard_exponential((draws, n)) / rates
+        if not (start < hours).any():
+            break
+        some = start < hours
+        takes = model.repair.scale * long[:, None] * rng.standard_exponential((draws, n)) ** (1 / model.repair.shape)
+        end = start + np.minimum(takes, LONGEST)
+        counts += some
+        lost += np.where(some, np.minimum(end, hours) - start, 0.0)
+        _mark(change, noons, start, end, some)
+        clock = np.where(some, end, hours)
+    away = np.cumsum(change[:, :-1], axis=1)
+    top = np.sort(counts, axis=1)[:, -max(1, round(n / 10)) :].sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    share, rate = lost.sum(axis=1) / (n * hours), counts.sum(axis=1) / (n * days)
+    return FaultForecast(share, rate, np.quantile(away, 0.95, axis=1), top)
+
+
+def _node_rates(model: FaultModel, rng: np.random.Generator, draws: int) -> Floats:
+    """Faults per day of each node, given what each has had."""
+    counts, rate, days = model.log.counts(), model.rate, model.log.up_days()
+    if not model.frailty:
+        return np.full((draws, len(counts)), rate)
+    k = 1 / model.frailty
+    found = rng.standard_gamma(np.broadcast_to(k + counts, (draws, len(counts)))) / (k + rate * days)
+    return np.asarray(np.maximum(found, 1e-9) * rate)
+
+
+def _still_away(model: FaultModel, rng: np.random.Generator, draws: int, long: Floats) -> Floats:
+    """Hours until nodes that are away now are back, given how long they have been."""
+    clock = np.zeros((draws, model.log.nodes))
+    shape = model.repair.shape
+    for node, so_far in zip(model.log.node[model.log.open], model.log.hours[model.log.open], strict=True):
+        scale = model.repair.scale * long
+        z = (so_far / scale) ** shape + rng.standard_exponential(draws)
+        clock[:, node] = np.maximum(clock[:, node], np.minimum(scale * z ** (1 / shape), LONGEST) - so_far)
+    return clock
+
+
+def _mark(change: Floats, noons: Floats, start: Floats, end: Floats, some: NDArray[np.bool_]) -> None:
+    """Count nodes as away at the noons from start to end."""
+    draw = np.nonzero(some)[0]
+    np.add.at(change, (draw, np.searchsorted(noons, start[some])), 1.0)
+    np.add.at(change, (draw, np.searchsorted(noons, end[some])), -1.0)
