@@ -27,13 +27,16 @@ def fault_lines(m: FaultModel) -> list[str]:
         f"repair_hours = {m.repair.mean:.4g}",
         f"repair_shape = {m.repair.shape:.3g}",
         f"frailty = {m.frailty:.3g}",
+        f"relapse = {m.relapses.share:.3g}",
+        f"relapse_hours = {24 * m.relapses.days:.3g}",
         f"rate_sd = {m.drift:.3g}",
         "",
         "[sources]",
         f'failures = "{source}"',
         f'repair_hours = "{source}; Weibull, ends not seen count as later; half-life of the weight: {memory}"',
-        'frailty = "variance of nodes\' own rates, negative binomial"',
-        f'rate_sd = "errors of {len(m.trials)} predictions of the share of time lost, from earlier days of the same log"',
+        'frailty = "variance of nodes\' own rates that lasts: early against late faults, relapses apart"',
+        'relapse = "days from a return to the next fault of the node: a mixture of soon and usual"',
+        f'rate_sd = "log errors of {len(m.trials)} predictions of the share of time lost from earlier days of the log"',
         'restart_s = "assumed: the log has no times of restarts"',
         'detect = "assumed: the log has no times of detection"',
         'node = "every fault of the log takes a node out of service"',
@@ -73,6 +76,16 @@ def fault_summary(m: FaultModel) -> str:
     )
 
 
+def offender_lines(m: FaultModel) -> str:
+    """What is known of repeat offenders."""
+    memory = f"repairs count with a half-life of {m.half_life:g} days" if isfinite(m.half_life) else ""
+    again = (
+        f"relapses: {percent(m.relapses.share, 0)} of repairs did not help, the node failed again after "
+        f"{24 * m.relapses.days:.2g} h on average; lasting differences between nodes: variance {m.frailty:.2g}"
+    )
+    return f"{again}\n{memory}" if memory else again
+
+
 def fault_json(m: FaultModel) -> dict[str, Any]:
     return {
         "kind": "faults",
@@ -86,6 +99,7 @@ def fault_json(m: FaultModel) -> dict[str, Any]:
         "repair_hours": {"mean": m.repair.mean, "median": m.repair.median, "weibull_shape": m.repair.shape},
         "half_life_days": m.half_life if isfinite(m.half_life) else None,
         "frailty": m.frailty,
+        "relapse": {"share_of_repairs": m.relapses.share, "mean_days": m.relapses.days},
         "drift_log_sd": m.drift,
         "classes": [
             {"class": name, "faults": n, "repair_hours": r.mean, "repair_median_hours": r.median, "shape": r.shape}

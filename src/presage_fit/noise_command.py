@@ -164,7 +164,7 @@ def _fit_collectives(files: list[Path], logs: list[Path], base: str | None, out:
 
 
 def _fit_faults(files: list[Path], nodes: int | None, out: Path | None, json: str | None) -> None:
-    from presage_fit.fault_files import fault_json, fault_summary, fault_table, write_failures
+    from presage_fit.fault_files import fault_json, fault_summary, fault_table, offender_lines, write_failures
     from presage_fit.fault_log import read_fault_log
     from presage_fit.faults import fit_faults
 
@@ -182,10 +182,8 @@ def _fit_faults(files: list[Path], nodes: int | None, out: Path | None, json: st
         page.print(f"skipped {row}: {reason}", style="yellow")
     page.print()
     page.print(fault_table(found))
-    told = (
-        f"written: {out}; use it with presage run --failures {out}" if out else "--out FILE.toml writes a failure file"
-    )
-    page.print(f"\nrepeat offenders: variance of nodes' own rates {found.frailty:.2g}\n{told}")
+    use = f"written: {out}; use it with presage run --failures {out}" if out else "--out FILE.toml writes it"
+    page.print(f"\n{offender_lines(found)}\n{use}")
 
 
 def to_json(found: FittedNoise) -> dict[str, Any]:

@@ -142,6 +142,8 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="ROWS.csv", help="Write every prediction with its measurement.")
 ]
 
+Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, help="faults: nodes of the fleet.")]
+
 
 def command(
     kind: Kind,

@@ -2,9 +2,9 @@
 
 A log is cut by time, never at random: what was known on the last day of the first part (nodes not back are not back)
 is fitted, and the days after it are predicted. Cuts are at 3/7, 4/7 and 5/7 of the days; with two logs the first is
-fitted and the second predicted. Scored: the share of node time lost, faults per node-day, nodes away that 95% of days do
-not exceed (spares needed), and the share of faults on the tenth of nodes with most. Beside it: a constant rate with the
-median repair, and the share that was lost before. Nothing is fitted on days that are predicted.
+fitted and the second predicted. Scored: the share of node time lost, faults per node-day, nodes away that 95% of days
+do not exceed (spares needed), and the share of faults on the tenth of nodes with most. Beside it: a constant rate with
+the median repair, and the share that was lost before. Nothing is fitted on days that are predicted.
 """
 
 from __future__ import annotations

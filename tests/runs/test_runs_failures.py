@@ -44,7 +44,8 @@ def test_all_sets_say_where_they_are_from() -> None:
 
 
 def test_the_spread_between_sites_is_that_of_the_sets() -> None:
-    rates = [reliability(name).at(8).unplanned for name in names()]
+    """Of those that count failures of jobs: stepfun counts nodes taken out of service, for stress tests too."""
+    rates = [reliability(name).at(8).unplanned for name in names() if name != "stepfun"]
     assert np.log(rates).std(ddof=1) == pytest.approx(reliability(DEFAULT).rate_sd, abs=0.01)
 
 

@@ -87,7 +87,7 @@ PolicyNames = Annotated[
         "--policy",
         "NAME[,NAME...]",
         "What to do about failures: restart, spares=N, hot-spare=N, elastic[=REPLICAS], in-memory-checkpoint, "
-        "async-checkpoint, evict=N, watch=MINUTES; join with + ; several are compared, and compare is all.",
+        "async-checkpoint, evict=N, burn-in=HOURS, watch=MINUTES (join with +); several are compared; compare: all.",
         panel=FAILURES,
     ),
 ]

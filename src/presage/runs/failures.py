@@ -103,6 +103,8 @@ class Reliability:
     shape: float = 1.0  # of the Weibull times between failures; 1: at a constant rate
     repair: Repair = Repair(DAY)  # until a node is back
     frailty: float = 0.0  # variance of nodes' own failure rates about their mean of 1 (gamma); 0: all alike
+    relapse: float = 0.0  # share of repairs that did not help: the node fails again
+    relapse_after: float = DAY  # seconds until then, on average
     rate_sd: float = 0.0  # of the logarithm of the rates, between sites: spread evenly
     sources: Mapping[str, str] = field(default_factory=dict)
 

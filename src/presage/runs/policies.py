@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import exp, expm1, log
 
 from presage.configs.job import Job
 from presage.errors import PresageError, near
 from presage.noise.distribution import LogNormal
 from presage.pool.pool import SERIAL, Pool
-from presage.runs.failures import DAY
+from presage.runs.failures import DAY, Repair
 from presage.runs.outcome import RunOutcome
 from presage.runs.run import GB, CheckpointPlan, TrainingRun, checkpoint_bytes
 from presage.runs.simulate import simulate
 
 COMPARE = "compare"
+HOUR = 3600.0
 COPY_RATE, COPY_SETUP = 20 * GB, 1.0  # bytes/s from a GPU to host memory and to a peer; seconds to stop: both assumed
 MEMORY_LOST = 0.05  # share of failures that take a node and the peer that has its copy: assumed
 ASYNC = 0.95  # share of writing that overlaps training
@@ -67,6 +69,7 @@ def compared_policies(run: TrainingRun, job: Job) -> str:
     hot, kind = max(1, min(4, needed_spares(run))), run.reliability
     names = ["restart", f"spares={needed_spares(run)}", f"hot-spare={hot}", "async-checkpoint", "in-memory-checkpoint"]
     names += ["evict=2"] if kind.frailty else []
+    names += ["burn-in=24"] if kind.relapse else []
     names += ["watch=10"] if kind.slow else []
     if job.dp > 1:
         names += [f"elastic={_replicas(job)}"]
@@ -190,6 +193,28 @@ def _evict(p: PolicyRun, value: str, _: Job) -> PolicyRun:
     return _with(p, note, evict=_whole("evict", value, 1, 2))
 
 
+def _burn_in(p: PolicyRun, value: str, _: Job) -> PolicyRun:
+    kind = p.run.reliability
+    if not kind.relapse:
+        fix = "fit one to a log of faults with presage fit FAULTS.csv, or add relapse = SHARE to its file"
+        raise PresageError(f"--policy burn-in: the failure set {kind.name!r} has no relapses: {fix}")
+    hours = _number("burn-in", value, 0.0, 1e5, 24.0)
+    left = 1 - kind.relapse * -expm1(-hours * HOUR / kind.relapse_after)
+    failures = tuple(
+        replace(f, per_node_day=f.per_node_day * left, repair=_longer(f.repair, hours))
+        if f.node and not f.planned
+        else f
+        for f in kind.failures
+    )
+    note = f"a repaired node is tested for {hours:g} h, in which {1 - left:.0%} of node failures show and stop nothing"
+    tested = replace(kind, failures=failures, repair=_longer(kind.repair, hours) or kind.repair)
+    return replace(p, run=replace(p.run, reliability=tested), assumed=(*p.assumed, note))
+
+
+def _longer(repair: Repair | None, hours: float) -> Repair | None:
+    return None if repair is None else replace(repair, mean=repair.mean + hours * HOUR)
+
+
 def _watch(p: PolicyRun, value: str, _: Job) -> PolicyRun:
     if not p.run.reliability.slow:
         raise PresageError("--policy watch: this failure set has no slow episodes ([[slow]]) to be found sooner")
@@ -202,8 +227,6 @@ def _watch(p: PolicyRun, value: str, _: Job) -> PolicyRun:
 
 def _at_most(minutes: LogNormal, most: float) -> LogNormal:
     """A log-normal with the mean that these minutes have once none is longer than `most`."""
-    from math import exp, log
-
     from scipy.special import ndtr
 
     z = (log(most) - log(minutes.median)) / max(minutes.log_sd, 1e-9)
@@ -220,6 +243,7 @@ POLICIES: dict[str, Callable[[PolicyRun, str, Job], PolicyRun]] = {
     "in-memory-checkpoint": _memory,
     "async-checkpoint": _async,
     "evict": _evict,
+    "burn-in": _burn_in,
     "watch": _watch,
 }
 

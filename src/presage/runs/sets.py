@@ -6,6 +6,7 @@ node_days = 50000            # that the counts below are of; or per_1000_node_da
 restart_s = 300              # or by GPUs: [[16384, 200], [65536, 600]]
 repair_hours = 24            # mean; repair_shape below 1 makes its tail heavy (Weibull)
 frailty = 1.5                # variance of nodes' own failure rates: repeat offenders
+relapse = 0.3                # share of repairs that did not help: the node fails again after relapse_hours
 
 [[failures]]
 name = "GPU"
@@ -33,7 +34,7 @@ DEFAULT = "llama3"  # the only set read in its own paper, by class, on H100s; it
 GROWTH = "ft-hsdp"  # whose growth with scale goes for all, where asked for
 TOP = {
     "name", "node_gpus", "node_days", "per_1000_node_days", "restart_s", "load_s", "growth", "shape", "repair_hours",
-    "repair_shape", "frailty", "rate_sd", "failures", "slow", "sources",
+    "repair_shape", "frailty", "relapse", "relapse_hours", "rate_sd", "failures", "slow", "sources",
 }  # fmt: skip
 FAILURE = {
     "name", "count", "per_1000_node_days", "share", "detect_s", "node", "planned", "repair_hours", "repair_shape",
@@ -103,6 +104,8 @@ class _Reader:
             shape=self.number("shape", t, 1.0, least=0.2),
             repair=self.repair("", t, Repair(24.0 * HOUR)),
             frailty=self.number("frailty", t, 0.0, most=1e3),
+            relapse=self.number("relapse", t, 0.0, most=1.0),
+            relapse_after=self.number("relapse_hours", t, 24.0, least=1e-3) * HOUR,
             rate_sd=self.number("rate_sd", t, 0.0),
             sources=self.sources(t.get("sources", {})),
         )

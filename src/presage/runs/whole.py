@@ -288,6 +288,7 @@ def _reliability(p: RunResult) -> dict[str, Any]:
         "repair_hours": r.repair.mean / HOUR,
         "repair_shape": r.repair.shape,
         "frailty": r.frailty,
+        "relapse": r.relapse,
         "spares": p.run.spares,
         "growth": r.growth.at(p.run.gpus),
         "rate_sd": r.rate_sd,
