@@ -23,9 +23,10 @@ from presage_fit.fault_log import FaultLog, by_class
 Floats = NDArray[np.float64]
 HALF_LIVES = (25.0, 50.0, 100.0, inf)  # days, tried
 LONGEST = 90 * 24.0  # hours, assumed: whoever waits longer for a repair replaces the node
-ROUNDED = 0.25  # hours: shorter repairs are known to be shorter only
-USUAL_SHAPE, SHAPE_SD, SCALE_SD = 0.6, 0.5, 1.5  # of Weibull repairs, and how far a class's lie from those of all
-SHAPES, SCALES = np.geomspace(0.2, 3.0, 60), np.geomspace(0.5, 20_000.0, 160)  # tried
+ROUNDED = 0.1  # hours: shorter repairs count as this long
+USUAL_SHAPE, SHAPE_SD = 0.6, 0.5  # of Weibull repairs, and the log sd of what it may be instead
+CLASS_WORTH = 1.0  # repairs of a class that those of all classes are worth
+SHAPES = np.geomspace(0.2, 3.0, 120)  # tried
 FIRST, EVERY, AHEAD, LEAST = 50.0, 10.0, 50.0, 25.0  # days: origins of trial predictions, and how far they reach
 DRIFT, WORTH = 0.5, 4  # log sd of the share lost before it was tried (as rates of sites differ), in trials
 ROUNDS, SOON = 200, 7.0  # of EM; days until a relapse, on average at most
@@ -166,18 +167,15 @@ def _expected(log: FaultLog, repair: RepairTimes, days: float) -> float:
 
 def fit_repair(hours: Floats, away: NDArray[np.bool_], weight: Floats, all: RepairTimes | None = None) -> RepairTimes:
     """Weibull times by weighted likelihood; `away`: known to be longer. Few are held towards those of all classes."""
-    middle, short, t = USUAL_SHAPE if all is None else all.shape, (hours < ROUNDED) & ~away, np.maximum(hours, ROUNDED)
-    best = (-inf, middle, float(np.median(t)))
-    for k in SHAPES:
-        z = (t / SCALES[:, None]) ** k
-        dense = np.log(k / t) + np.log(z) - z
-        cut = np.log(-np.expm1(-np.minimum((ROUNDED / SCALES[:, None]) ** k, 700.0)))
-        fit = np.where(away, -z, np.where(short, cut, dense)) @ weight - (math.log(k / middle) / SHAPE_SD) ** 2 / 2
-        if all is not None:
-            fit = fit - (np.log(SCALES / all.scale) / SCALE_SD) ** 2 / 2
-        i = int(np.argmax(fit))
-        best = max(best, (float(fit[i]), float(k), float(SCALES[i])))
-    return RepairTimes(best[1], best[2])
+    middle, t, over = USUAL_SHAPE if all is None else all.shape, np.maximum(hours, ROUNDED), weight * ~away
+    powers = t ** SHAPES[:, None]
+    total, ended = powers @ weight, np.full(len(SHAPES), over.sum() + 1e-9)
+    if all is not None:
+        total, ended = total + CLASS_WORTH * all.scale**SHAPES, ended + CLASS_WORTH
+    scales = (total / ended) ** (1 / SHAPES)  # the best for each shape
+    fit = ended * np.log(SHAPES / scales**SHAPES) + (SHAPES - 1) * float(over @ np.log(t)) - total / scales**SHAPES
+    i = int(np.argmax(fit - (np.log(SHAPES / middle) / SHAPE_SD) ** 2 / 2))
+    return RepairTimes(float(SHAPES[i]), float(scales[i]))
 
 
 @dataclass(frozen=True, eq=False)

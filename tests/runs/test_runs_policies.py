@@ -155,7 +155,7 @@ def stopped_by_hand(run: TrainingRun, rng: np.random.Generator) -> float:
     "policy", [Policy("hot", hot=1, hot_restart=20.0), Policy("memory", stored=60, memory_lost=0.4), Policy()]
 )
 def test_standby_and_copies_in_memory_are_as_told_event_by_event(policy: Policy) -> None:
-    run = small(policy=policy, spares=1_000_00 if policy.hot else None)
+    run = small(policy=policy, spares=40 if policy.hot else None)
     run = replace(run, reliability=replace(run.reliability, failures=(Failure("x", 1.5, 30.0, node=1.0),)))
     rng = np.random.default_rng(5)
     agrees([stopped_by_hand(run, rng) for _ in range(1500)], simulate(run, 4000))
