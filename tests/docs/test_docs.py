@@ -107,6 +107,11 @@ SLOW = {
     "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5 -v",
     "presage run examples/jobs/llama3.1-405b.toml --steps 50000 --failures stepfun --policy compare --draws 300 "
     "--no-model-error",
+    "presage sensitivity fsdp.toml --draws 2000 -v",
+    "presage sensitivity fsdp.toml --noise collectives.toml --draws 2000 -v",
+    "presage study noise examples/jobs/own_model.toml --draws 4000",
+    "presage study slow-node examples/jobs/llama3.1-405b.toml --draws 2000",
+    "presage study hot-rack examples/jobs/llama3.1-405b.toml --rack 64 --uplink 2 --draws 2000",
     "presage shard demo --ranks 4 -v",
     "presage whatif examples/gpt.py:build --arg batch=1 --arg layers=4 --suggest",
 }
