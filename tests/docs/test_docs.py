@@ -113,6 +113,7 @@ SLOW = {
     "presage study slow-node examples/jobs/llama3.1-405b.toml --draws 2000",
     "presage study hot-rack examples/jobs/llama3.1-405b.toml --rack 64 --uplink 2 --draws 2000",
     "presage shard demo --ranks 4 -v",
+    "presage shard demo --ranks 4",
     "presage whatif examples/gpt.py:build --arg batch=1 --arg layers=4 --suggest",
 }
 # What a page's Python takes for granted.

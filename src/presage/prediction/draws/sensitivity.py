@@ -296,7 +296,7 @@ def collectives(shape: StepModel) -> dict[str, Critical]:
 
     def at(op: str, times: float) -> float:
         paces = base._replace(held=frozenset(OPS) - {op}, **dict.fromkeys(COMMUNICATION, times))
-        return job_step(held, shape.efficiency, paces).seconds
+        return float(job_step(held, shape.efficiency, paces).seconds)
 
     found = {op: _critical(at(op, 1.0), at(op, 1 + NEAR), at(op, FAR), at(op, FAR * (1 + NEAR))) for op in OPS}
     return {op: c for op, c in found.items() if c.seconds > 1e-9 * shape.seconds}
