@@ -42,7 +42,7 @@ class RepairTimes:
 
     @property
     def mean(self) -> float:
-        return float(self.spent(np.float64(LONGEST)))
+        return float(self.spent(np.asarray(LONGEST)))
 
     @property
     def median(self) -> float:
@@ -115,7 +115,7 @@ class FaultModel:
         new = self.log.new
         known = (some & new).sum()
         mean = float(self.log.hours[new].mean())
-        return (float(self.log.hours[some & new].sum()) + WORTH * mean) / ((known + WORTH) * mean)
+        return float((self.log.hours[some & new].sum() + WORTH * mean) / ((known + WORTH) * mean))
 
     def expected_share(self, days: float) -> float:
         """Share of node time lost in so many days after the log, on average."""
@@ -133,7 +133,7 @@ def fit_faults(log: FaultLog) -> FaultModel:
 
 
 def weights(log: FaultLog, half_life: float) -> Floats:
-    """Of each fault: a half for every half-life that it began before the end."""
+    """Weight of each fault: a half for every half-life that it began before the end."""
     return np.asarray(0.5 ** ((log.end - log.start) / half_life))
 
 

@@ -126,8 +126,7 @@ def command(
     if any(is_fault_log(f) for f in files):
         _fit_faults(files, nodes, out, json)
         return
-    if nodes is not None:
-        raise PresageError("--nodes goes with a log of faults: a CSV with the columns node, start_day and end_day")
+    _no_nodes(nodes)
     from presage.noise.files import write_noise
     from presage.noise.model import CLASSES, COMMUNICATION
     from presage_fit.noise import Facts, fit_files
@@ -161,6 +160,11 @@ def _fit_collectives(files: list[Path], logs: list[Path], base: str | None, out:
         page.print(curves_table(found))
         told = f"written: {out}; use it with --platform {out}" if out else "--out FILE.toml writes the platform file"
         page.print(f"\n{told}")
+
+
+def _no_nodes(nodes: int | None) -> None:
+    if nodes is not None:
+        raise PresageError("--nodes goes with a log of faults: a CSV with the columns node, start_day and end_day")
 
 
 def _fit_faults(files: list[Path], nodes: int | None, out: Path | None, json: str | None) -> None:

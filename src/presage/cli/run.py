@@ -138,7 +138,6 @@ def command(
     presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5
 
     presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
-
     presage run job.toml --steps 500000 --policy compare
     """
     from presage.prediction.jobs.job_prediction import predict_job
@@ -159,10 +158,8 @@ def command(
     times, source = step_times(predicted, noise, bool(kind.slow), seed)
     times = times if step is None else times.measured(step)
     result = predict_run(predicted, many, kind, saves, times, _or(spares, asked, "spares"), draws, seed, until)
-    result = replace(
-        result, run=_interval(result.run, interval or asked.get("interval") or "auto", model_error), noise=source
-    )
-    result = _with_policies(result, policy)
+    run = _interval(result.run, interval or asked.get("interval") or "auto", model_error)
+    result = _with_policies(replace(result, run=run, noise=source), policy)
     then = ["sensitivity", *same_job(job, gpus, change, None, None)] if gpu is None and on is None else []
     show_answer(run_answer(_computed(result, workers, ray)), json, report, then=then)
 

@@ -27,6 +27,7 @@ class WorkPaces(NamedTuple):
 
 
 EVEN = WorkPaces()
+PACED = tuple(name for name in WorkPaces._fields if name != "held")
 ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {axis: axis.value for axis in (*LAYER_AXES, Axis.DP)}
 
 
