@@ -111,6 +111,9 @@ CLAIMS = {
         workers=2,
     ),
     "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
+    "rl": Claim(
+        "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,
@@ -121,7 +124,12 @@ CLAIMS = {
         needs_rows=True,
     ),
     "steps": Claim(
-        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables"
+        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables",
+        workers=2,
+    ),
+    "sure": Claim(
+        "LOGS RUNS.csv", "step-time distributions from configs alone", "composed:score_composed", (2,),
+        "composed_tables", workers=2, needs_rows=True,
     ),
     "temporal": Claim(
         "SERIES.json.gz", "second half of a kernel series from the first", "temporal:score_temporal", (1,),

@@ -27,8 +27,17 @@ QUIET = re.compile(  # of no matter for a step's time: not worth a note
     r"override_opt.*|finetune|manual_gc.*|job_name|partition|account|time|output|error|container_.*|wait|jobid|"
     r"kill_.*|check_for_nan.*|attention_softmax_in_fp32|apply_.*|reset_.*|eod_.*|dataloader_type|ntasks.*|cpus.*|"
     r"moe_aux_loss_coeff|moe_z_loss_coeff|moe_router_load.*|moe_router_score.*|decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|"
+    r"moe_(grouped_gemm|permute_fusion|router_fusion|router_dtype|router_force.*|router_enable.*|router_bias.*|router_pre.*|"
+    r"router_topk_scaling.*|router_topk_limited.*|per_layer_logging|input_jitter_eps|router_padding.*|apply_probs.*|pad_expert.*)|"
     r"dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
 )
+
+UNMODELLED = {  # what changes a step and is not modelled: what to use instead
+    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
+    "moe_extended_tp": "use --expert-tensor-parallel-size",
+    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
+    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
+}
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
@@ -43,6 +52,9 @@ def arguments_sections(
     arguments: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
+    for name, instead in UNMODELLED.items():
+        if a.flag(name):
+            raise InputError(path, f"is not modelled: {instead}", _argument(name))
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {
@@ -249,11 +261,11 @@ def _recompute(a: _Given, model: Table, parallel: Table) -> str | Table:
     old = a.flag("checkpoint_activations", "deepspeed_activation_checkpointing") or "activations_checkpoint_method" in a
     method = a.text("recompute_method", "activations_checkpoint_method") or "uniform"
     count = a.whole("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers") or 1
-    modules = a.several("recompute_modules")
+    modules = [*a.several("recompute_modules"), *(["moe"] if a.flag("moe_layer_recompute") else [])]
     if kind == "full" or (kind is None and old):
         stage = (model.get("layers") or 1) / (parallel.get("pp", 1) * parallel.get("virtual", 1))
         return {"mode": "full", "share": min(1.0, count / stage) if method == "block" else 1.0}
-    if kind == "selective" or a.flag("recompute_activations"):
+    if kind == "selective" or a.flag("recompute_activations") or modules:
         return "selective:" + "+".join(modules) if modules else "selective"
     return "none"
 
@@ -354,6 +366,8 @@ def _overlap(a: _Given, parallel: Table) -> Table:
         "parameters": a.flag("overlap_param_gather", "overlap_param_sync"),
         "pipeline": not (a.flag("no_overlap_p2p_communication") or a.off("overlap_p2p_comm")) and chunks,
         "experts": a.flag("overlap_moe_expert_parallel_comm"),
+        "shared_experts": a.flag("moe_shared_expert_overlap"),
+        "weight_gradients": a.flag("delay_wgrad_compute"),
     }
 
 
