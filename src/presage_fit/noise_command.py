@@ -118,12 +118,10 @@ def command(
 
     presage fit faults.csv --nodes 400 --out failures.toml
     """
-    from presage_fit.fault_log import is_fault_log
-
     if collectives:
         _fit_collectives(files, collectives, platform, out, json)
         return
-    if any(is_fault_log(f) for f in files):
+    if _are_faults(files):
         _fit_faults(files, nodes, out, json)
         return
     _no_nodes(nodes)
@@ -160,6 +158,12 @@ def _fit_collectives(files: list[Path], logs: list[Path], base: str | None, out:
         page.print(curves_table(found))
         told = f"written: {out}; use it with --platform {out}" if out else "--out FILE.toml writes the platform file"
         page.print(f"\n{told}")
+
+
+def _are_faults(files: Sequence[Path]) -> bool:
+    from presage_fit.fault_log import is_fault_log
+
+    return any(is_fault_log(f) for f in files)
 
 
 def _no_nodes(nodes: int | None) -> None:

@@ -158,9 +158,7 @@ def command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="The data: files or folders.")],
     out: Out = None,
     host: HostName = None,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, help="faults: nodes of the fleet.")
-    ] = None,
+    nodes: Nodes = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     json: Json = None,
