@@ -116,7 +116,7 @@ def _check_switches(path: str | Path, f: Framework) -> None:
     for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
         if getattr(f, name) not in (1, 2, 4):
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
-    for name in ("extra_bytes", "update_bytes", "forward_us", "backward_us"):
+    for name in ("logit_bytes", "extra_bytes", "update_bytes", "forward_us", "backward_us"):
         if not 0 <= getattr(f, name) <= 1e6:
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 0 to 1e6", name)
     for part in f.graphs:
@@ -165,6 +165,10 @@ class Framework:
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
+    fused_accumulation: bool = True  # of Megatron-Core: products add weight gradients to the accumulated ones themselves
+    attention_masks: bool = False  # the data loader makes a mask of sequence x sequence for each sample
+    grouped_experts: bool = True  # a rank's experts are one grouped product, not one after the other
+    logit_bytes: float = 0.0  # of the loss at its worst moment, for each logit; 0: as the framework's kernels have it
     extra_bytes: float = 0.0  # that a layer's memory-bound kernels move besides, forward and backward, by number
     update_bytes: float = 0.0  # that the optimizer moves for a parameter; 0: as usual for it
     forward_us: float = 0.0  # of the host, for a layer of a microbatch; 0: as the host model has it

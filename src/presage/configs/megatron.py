@@ -18,6 +18,7 @@ SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
 SHOWN = 40  # arguments that are listed
 OFF = ("false", "0", "no", "none")
+NATIVE_LOSS, PLAIN_LOSS = 10, 6  # bytes a logit: in 16 bits, in fp32, and (native) their exponentials beside
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 QUIET = re.compile(  # of no matter for a step's time: not worth a note
     r"^(lr|min_lr|lr_.*|adam_.*|sgd_.*|weight_decay.*|clip_grad|init_method.*|log_.*|tensorboard.*|wandb.*|save.*|load.*|no_load.*|"
@@ -363,7 +364,9 @@ def _overlap(a: _Given, parallel: Table) -> Table:
 def _framework(a: _Given) -> Table:
     out: Table = {"name": _software(a)}
     flash = a.flag("use_flash_attn", "use_flash_attn_v2")
-    if a.text("attention_backend") in ("unfused", "local") and not flash:
+    if a.text("transformer_impl") == "local" and out["name"] == "megatron-core":
+        out["attention"] = "fused-softmax"
+    elif a.text("attention_backend") in ("unfused", "local") and not flash:
         out["attention"] = "unfused"
     elif flash and out["name"] != "megatron-core":
         out["attention"] = "flash2"
@@ -378,7 +381,7 @@ def _framework(a: _Given) -> Table:
         out |= {"gradient_bytes": 2, "reduce_bytes": 2}
     if a.flag("fp8_param_gather", "fp8_params"):
         out["gather_bytes"] = 1
-    out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+    out |= _loss(a) | _extras(a, out["name"])
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
         scope = [part for part in a.several("cuda_graph_scope") if part not in ("full", "full_iteration")]
         out |= {"graphs": scope} if scope else {"host": "graph"}
@@ -389,9 +392,30 @@ def _framework(a: _Given) -> Table:
     return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
 
 
+def _loss(a: _Given) -> Table:
+    """Its own fused cross entropy (native) computes in fp32 beside the logits; Transformer Engine's (te) in place."""
+    fused = a.flag("cross_entropy_loss_fusion")
+    native = (a.text("cross_entropy_fusion_impl") or "native") == "native"
+    kept = 2 * (a.whole("wgrad_deferral_limit") or 0) if a.flag("defer_embedding_wgrad_compute") else 0
+    size = NATIVE_LOSS if fused and native else PLAIN_LOSS if kept else 0
+    return {"fused_loss": fused} | ({"logit_bytes": size + kept} if size else {})
+
+
+def _extras(a: _Given, software: str) -> Table:
+    """What of Megatron-Core takes memory alone: gradients in the weights' precision, masks, an expert at a time."""
+    if software != "megatron-core":
+        return {}
+    return {
+        "fused_accumulation": not a.flag("no_gradient_accumulation_fusion"),
+        "attention_masks": not a.flag("no_create_attention_mask_in_dataloader"),
+        "grouped_experts": a.flag("moe_grouped_gemm"),
+    }
+
+
 def _software(a: _Given) -> str:
     if "deepspeed_config" in a or a.flag("deepspeed") or "zero_stage" in a:
         return "megatron-deepspeed"
-    if "DDP_impl" in a or "checkpoint_activations" in a.found or a.text("transformer_impl") == "local":
+    old = a.text("transformer_impl") == "local" and not a.flag("use_mcore_models")
+    if "DDP_impl" in a or "checkpoint_activations" in a.found or old:
         return "megatron-2021"
     return "megatron-core"

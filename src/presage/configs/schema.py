@@ -128,6 +128,10 @@ class FrameworkConfig(msgspec.Struct):
     flat_gathers: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
+    fused_accumulation: bool | None = None
+    attention_masks: bool | None = None
+    grouped_experts: bool | None = None
+    logit_bytes: float | None = None
     extra_bytes: float | None = None
     update_bytes: float | None = None
     forward_us: float | None = None

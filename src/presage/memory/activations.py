@@ -60,7 +60,9 @@ def number_bytes(precision: str) -> float:
 
 
 def transformer_engine(job: Job) -> bool:
-    return job.framework.host in ("megatron-core", "graph") and not job.framework.compiled
+    """Whether layers are Transformer Engine's: Megatron's own softmax kernel is part of its own layers only."""
+    f = job.framework
+    return f.host in ("megatron-core", "graph") and not f.compiled and f.attention != "fused-softmax"
 
 
 def layer_activations(job: Job, experts: bool) -> LayerMemory:
@@ -83,7 +85,8 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
     outer = (
         m.hidden / p.tp if p.sequence_parallel else m.hidden
     )  # of a token, what a rank has between tensor-parallel blocks
-    norm = (e if f.fused_norms or f.compiled else e + 4) * outer + 4  # unfused: a copy in fp32, and the normalised one
+    norm = (e if f.fused_norms or f.compiled else e + 4) * outer  # unfused: a copy in fp32, and the normalised one
+    norm += 8 if m.norm == "layernorm" else 4  # what it divides by, and the mean
     value = m.value_width / p.tp
     latent, heads = _heads(job, e, i)
     return LayerActivations(
@@ -92,12 +95,17 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
         latent=latent,
         heads=heads,
         core=_core(job, e),
-        out=e * value + (i * value if i != e or p.cp > 1 else 0.0),  # what attention and the next product keep
+        out=e * value + (i * value if i != e or p.cp > 1 or _sample_first(job) else 0.0),
         masks=2.0 * outer if f.dropout else 0.0,
         mlp_in=norm,
         mlp_norm=(e if experts else i) * outer,
         **(_routed(job, e, i) if experts else _dense(job, e, i)),
     )
+
+
+def _sample_first(job: Job) -> bool:
+    """FlashAttention-2 wants samples first, Transformer Engine has tokens first: of its output both orders are kept."""
+    return transformer_engine(job) and job.framework.attention == "flash2" and job.micro_batch > 1
 
 
 def _heads(job: Job, e: float, i: float) -> tuple[float, float]:
@@ -127,8 +135,14 @@ def _routed(job: Job, e: float, i: float) -> dict[str, float]:
         "up": up * shared,
         "act": act * shared,
         "expert_up": up * width,
-        "expert_act": act * width,
+        "expert_act": (act + (e if _weighted_apart(job) else 0.0)) * width,
     }
+
+
+def _weighted_apart(job: Job) -> bool:
+    """Megatron-Core weights what experts' activation functions write by the router's probabilities before the second
+    product; only gated functions do so in one kernel, others keep it before and after."""
+    return job.framework.host in ("megatron-core", "graph") and not job.model.gated
 
 
 def _block(job: Job, e: float, i: float) -> tuple[float, float]:

@@ -152,6 +152,7 @@ class _Common:
         self.tokens = float(job.rank_tokens)
         self.ends = m.hidden * self.tokens / (p.tp if p.sequence_parallel else 1)  # numbers in an embedded microbatch
         self.logits, self.spare = logits(job)
+        self.masks = input_masks(job)
         self.idle = IDLE_AGAIN if job.recompute.mode == "full" else IDLE
 
     def stage(self, number: int, dense: int, moe: int) -> StageMemory:
@@ -163,7 +164,7 @@ class _Common:
         return StageMemory(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
             s.optimizer * shared + s.expert_optimizer * experts, kept, working, loss,
-            self.buffer_bytes(shared + experts, ends, dense, moe, last, flight),
+            self.buffer_bytes(shared + experts, ends, dense, moe, last, flight) + (self.masks if first or last else 0.0),
             self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
         )  # fmt: skip
 
@@ -210,6 +211,10 @@ GIB, MIB = 1024.0**3, 1024.0**2
 CONTEXT, LAZY_CONTEXT = 1573 * MIB, 0.5 * GIB
 # Of one NCCL communicator: 544 MB for two A100, 688 MB for more (github.com/NVIDIA/nccl issue 964).
 COMMUNICATOR = 0.6e9
+# Transformer Engine's workspace for cuBLASLt (pytorch/module/base.py), from Hopper on and before.
+ENGINE_WORKSPACE, OLD_WORKSPACE = 32 * MIB, 4 * MIB
+USERBUFFER_STREAMS = 3  # with products beside transfers it has one for each of their streams
+GROUPED_STREAMS = 4  # and four more for experts' grouped products
 DEEPSPEED_BUCKET = 5e8  # elements, its default
 OLD = ("deepspeed", "megatron-2021")
 
@@ -231,7 +236,7 @@ class Buffers(NamedTuple):
 def buffers(job: Job, s: ParameterShards) -> Buffers:
     p, f = job.parallel, job.framework
     fixed, per_flight = _transfers(job)
-    fixed += job.platform.gpu.cublas_workspace
+    fixed += workspaces(job) + scores_buffer(job)
     per_parameter = per_end = dense = moe = both = head = 0.0
     most = float("inf")
     if p.fsdp or p.zero >= 3:
@@ -242,12 +247,37 @@ def buffers(job: Job, s: ParameterShards) -> Buffers:
         per_parameter, most = 2.0, DEEPSPEED_BUCKET
     elif f.host == "torch" and job.dp > 1 and p.zero == 0:
         per_parameter = float(f.gradient_bytes)  # DDP's buckets
-    if transformer_engine(job):
+    if transformer_engine(job) and f.fused_accumulation:
         # gradients go straight into the accumulated ones; autograd gets a stand-in for each shape of weight, kept
         e, x = number_bytes(job.precision), job.model.experts
         one = s.experts * p.ep / x.experts if x else 0.0
         head, dense, moe, both = e * s.head, dense + e * s.dense, moe + e * (s.moe + one), both + e * s.attention
     return Buffers(fixed, per_parameter, most, per_end, head, dense, moe, both, per_flight)
+
+
+def scores_buffer(job: Job) -> float:
+    """Megatron-Core's own attention adds products into a buffer for all scores, which it keeps."""
+    f, p = job.framework, job.parallel
+    if f.host != "megatron-core" or f.attention != "fused-softmax":
+        return 0.0
+    return number_bytes(job.precision) * job.model.heads / p.tp * job.sequence * job.rank_tokens
+
+
+def input_masks(job: Job) -> float:
+    """Masks of sequence x sequence, a byte each, of a microbatch where tokens or labels are read."""
+    return float(job.sequence) * job.rank_tokens if job.framework.attention_masks else 0.0
+
+
+def workspaces(job: Job) -> float:
+    """Of cuBLAS, for PyTorch's handle of the forward and of the backward thread; Transformer Engine has its own."""
+    gpu = job.platform.gpu
+    megatron = job.framework.host in ("megatron-core", "graph")
+    engine = (ENGINE_WORKSPACE if float(gpu.compute_capability or 0) >= 9 else OLD_WORKSPACE) if megatron else 0.0
+    if job.overlap.tensor and job.parallel.tp > 1:
+        engine *= USERBUFFER_STREAMS
+    if job.model.experts and job.framework.grouped_experts:
+        engine += GROUPED_STREAMS * (ENGINE_WORKSPACE if engine >= ENGINE_WORKSPACE else OLD_WORKSPACE)
+    return (2 if megatron else 1) * gpu.cublas_workspace + (engine if transformer_engine(job) else 0.0)
 
 
 def _gathered(job: Job) -> tuple[float, float, float]:
@@ -297,9 +327,13 @@ def logits(job: Job) -> tuple[float, float]:
     back = (
         e * (m.hidden + (m.hidden / p.tp if p.sequence_parallel else 0.0)) * job.rank_tokens
     )  # gradient of the head's input
+    if f.logit_bytes:
+        return f.logit_bytes * count, 0.0
     if f.fused_loss:  # gradients are written over the logits; a compiled loss writes them beside
         return (2 * e if f.compiled else e) * count + back, 0.0
-    if f.host in ("deepspeed", "megatron-2021", "megatron-core", "graph"):
+    if f.host in ("megatron-core", "graph"):
+        return (e + 4.0) * count, 0.0  # the logits, and in fp32, where exponentials are written over them
+    if f.host in ("deepspeed", "megatron-2021"):
         return (e + 8.0) * count, 0.0  # the logits, in fp32, and their exponentials
     # PyTorch: log-probabilities, their gradient and that of the logits, all in fp32; the logits are free by then
     return 12.0 * count, e * count
