@@ -165,7 +165,9 @@ class Framework:
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
-    fused_accumulation: bool = True  # of Megatron-Core: products add weight gradients to the accumulated ones themselves
+    fused_accumulation: bool = (
+        True  # of Megatron-Core: products add weight gradients to the accumulated ones themselves
+    )
     attention_masks: bool = False  # the data loader makes a mask of sequence x sequence for each sample
     grouped_experts: bool = True  # a rank's experts are one grouped product, not one after the other
     logit_bytes: float = 0.0  # of the loss at its worst moment, for each logit; 0: as the framework's kernels have it

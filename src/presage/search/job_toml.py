@@ -16,7 +16,8 @@ from presage.configs.models import model_fields
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "dispatcher", "graphs", "flat_gathers", "sequence", "async_backward", "extra_bytes", "update_bytes",
+    "host", "dispatcher", "graphs", "flat_gathers", "sequence", "async_backward",
+    "fused_accumulation", "attention_masks", "grouped_experts", "logit_bytes", "extra_bytes", "update_bytes",
     "forward_us", "backward_us",
 )  # fmt: skip
 
