@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 from presage.memory.activations import layer_activations, number_bytes, transformer_engine
+from presage.memory.layer_kinds import FrozenBytes, frozen_bytes
 from presage.memory.optimizer_state import ParameterShards, optimizer_state, padded, parameter_shards
+from presage.memory.stage_kinds import StageKinds, stage_kinds
 from presage.parallel.schedules import Extent, schedule_kind
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
@@ -97,6 +99,8 @@ def job_memory(job: Job) -> JobMemory:
 
 def most_needed(job: Job) -> float:
     """`job_memory(job).needed`, computed from fewer stages: of equal inner stages the first holds most microbatches."""
+    if job.model.pattern:
+        return job_memory(job).needed
     common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
     alike: dict[tuple[int, int], int] = {}
     for number in range(1, last):
@@ -113,8 +117,8 @@ def _memory_source(job: Job) -> str:
 
 
 def _layers(job: Job) -> tuple[tuple[int, int], ...]:
-    """Number of dense and of MoE layers, by stage."""
-    x = job.model.experts
+    """Number of dense and of MoE layers, by stage; of a pattern all count as dense, `StageKinds` tells them apart."""
+    x = job.model.experts if not job.model.pattern else None
     return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 
@@ -147,6 +151,7 @@ class _Common:
         self.job, self.model, self.pp, self.virtual = job, m, p.pp, p.virtual
         self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
+        self.kinds = stage_kinds(job) if m.pattern else ()
         self.dense = layer_activations(job, experts=False)
         self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
@@ -159,13 +164,35 @@ class _Common:
         flight = in_flight(self.job, number)
         shared, experts, ends = self.parameters(dense, moe, first, last)
         kept, working, loss = self.activations(dense, moe, flight, first, last)
-        s = self.state
+        if self.kinds:
+            k = self.kinds[number]
+            shared, experts, ends = (
+                x + y for x, y in zip(self.parameters(0, 0, first, last), (*k[:2], 0.0), strict=True)
+            )
+            kept, working, loss = self.kind_activations(k, flight, first, last)
+        states = self.states(dense + moe, shared, experts, ends)
         return StageMemory(
-            s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
-            s.optimizer * shared + s.expert_optimizer * experts, kept, working, loss,
+            *states, kept, working, loss,
             self.buffer_bytes(shared + experts, ends, dense, moe, last, flight),
             self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
         )  # fmt: skip
+
+    def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
+        """Weights, gradients and the optimizer's state."""
+        if self.job.tuning.frozen:
+            return frozen_bytes(self.job, layers, shared - ends, experts, ends)
+        s = self.state
+        return FrozenBytes(
+            s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
+            s.optimizer * shared + s.expert_optimizer * experts,
+        )  # fmt: skip
+
+    def kind_activations(self, k: StageKinds, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
+        """As `activations`, of a stage with layers of a pattern."""
+        kept, _, loss = self.activations(0, 0, flight, first, last)
+        kept += k.kept * self.tokens * flight / self.virtual
+        working = k.working * self.tokens
+        return (kept, 0.0, loss) if loss > working else (kept, working, 0.0)
 
     def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
