@@ -105,6 +105,9 @@ CLAIMS = {
         workers=2,
     ),
     "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
+    "finetune": Claim(
+        "RUNS.csv LOGS.json.gz...", "LoRA, QLoRA and full fine-tuning, from their configs", "finetune:score_finetune"
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,

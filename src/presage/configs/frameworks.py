@@ -161,6 +161,7 @@ class Framework:
     host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     dispatcher: str = USUAL  # of tokens to experts: one of `dispatchers()`
+    fused_adapters: bool = True  # adapters are added to a GEMM's result in 16 bits by a kernel or two, not as PEFT does
     graphs: tuple[str, ...] = ()  # parts of a layer that are CUDA graphs: some of GRAPHED
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from presage.configs.frameworks import Framework, Overlap
 from presage.configs.transformer import Transformer
+from presage.configs.tuning import FULL, Tuning
 from presage.hardware import Platform
 from presage.parallel.plan import ParallelPlan, SplitSizes
 
@@ -45,6 +46,7 @@ class Job:
     optimizer: str = "adam"
     name: str = ""
     host: str = ""  # a known host's name, or a file; the H200's where there is none
+    tuning: Tuning = FULL
 
     @property
     def dp(self) -> int:

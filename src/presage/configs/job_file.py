@@ -17,6 +17,7 @@ from presage.configs.schema import (
     ClusterConfig,
     FrameworkConfig,
     JobConfig,
+    LoraConfig,
     ParallelConfig,
     RecomputeConfig,
     TrainingConfig,
@@ -26,6 +27,7 @@ from presage.configs.schema import (
     merge_sections,
 )
 from presage.configs.torchtitan import read_titan
+from presage.configs.tuning import ATTENTION, FULL, METHODS, Tuning, tuned_matrices
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load_toml
@@ -140,8 +142,30 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
         host=_host(path, words.cluster.host or ""),
+        tuning=_tuning(path, t),
     )
     return job, notes
+
+
+def _tuning(path: str | Path, t: TrainingConfig) -> Tuning:
+    """Which weights are trained: all, or adapters beside frozen ones."""
+    method = t.tune or ("lora" if t.lora else "full")
+    method = {"sft": "full"}.get(method, method)
+    if method not in METHODS:
+        raise InputError(path, f"is {t.tune!r}: choose from {', '.join((*METHODS, 'sft'))}", "training.tune")
+    if method == "full":
+        if t.lora:
+            raise InputError(
+                path, f'does nothing with tune = {t.tune!r}: leave it out, or tune = "lora"', "training.lora"
+            )
+        return FULL
+    w = t.lora or LoraConfig()
+    base = w.base or ("nf4" if method == "qlora" else "16bit")
+    try:
+        targets = tuned_matrices(w.targets) if w.targets else ATTENTION
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lora.targets") from e
+    return Tuning("lora", w.rank, targets, base, w.adapter_bits, w.dropout)
 
 
 def _host(path: str | Path, name: str) -> str:

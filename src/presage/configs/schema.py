@@ -40,6 +40,25 @@ class LatentConfig(msgspec.Struct):
     value: int = 128
 
 
+class MambaConfig(msgspec.Struct):
+    heads: int
+    head_dim: int = 64
+    state: int = 128
+    groups: int = 8
+    conv: int = 4
+    chunk: int = 128
+
+
+class LinearConfig(msgspec.Struct):
+    key_heads: int
+    value_heads: int
+    key_dim: int = 128
+    value_dim: int = 128
+    conv: int = 4
+    chunk: int = 64
+    kind: str = "gated-delta"
+
+
 class ModelConfig(msgspec.Struct):
     preset: str | None = None
     config: str | None = None  # a Hugging Face config.json
@@ -61,8 +80,14 @@ class ModelConfig(msgspec.Struct):
     window_every: int | None = None
     predicted: int | None = None
     causal: bool | None = None
+    pattern: str | None = None  # layers by letter, as Megatron's --hybrid-override-pattern
+    layer_types: list[str] | None = None  # or by name, as Hugging Face's configurations
+    gated_attention: bool | None = None
+    chunked: bool | None = None
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
+    mamba: MambaConfig | None = None
+    linear: LinearConfig | None = None
 
 
 class RecomputeConfig(msgspec.Struct):
@@ -70,6 +95,14 @@ class RecomputeConfig(msgspec.Struct):
     modules: list[str] = []
     share: float = 1.0
     offload: float = 0.0
+
+
+class LoraConfig(msgspec.Struct):
+    rank: int = 16
+    targets: list[str] | None = None  # q, k, v, o
+    base: str | None = None  # 16bit; qlora: nf4
+    adapter_bits: int = 16
+    dropout: bool = False
 
 
 class TrainingConfig(msgspec.Struct):
@@ -80,6 +113,8 @@ class TrainingConfig(msgspec.Struct):
     precision: str = "bf16"
     optimizer: str = "adam"
     recompute: str | RecomputeConfig = "none"
+    tune: str | None = None  # full; lora where there is a [training.lora]
+    lora: LoraConfig | None = None
 
 
 class ParallelConfig(msgspec.Struct):
@@ -124,6 +159,7 @@ class FrameworkConfig(msgspec.Struct):
     host: str | None = None
     bucket_MB: float | None = None
     dispatcher: str | None = None
+    fused_adapters: bool | None = None
     graphs: list[str] | None = None
     flat_gathers: bool | None = None
     sequence: bool | None = None
@@ -178,8 +214,9 @@ class JobConfig(msgspec.Struct):
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "training": TrainingConfig,
-    "training.recompute": RecomputeConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
+    "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "model.mamba": MambaConfig,
+    "model.linear": LinearConfig, "training": TrainingConfig, "training.recompute": RecomputeConfig,
+    "training.lora": LoraConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
     "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
 }  # fmt: skip
 

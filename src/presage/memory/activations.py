@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.memory.layer_kinds import narrowed, without_frozen
 from presage.memory.optimizer_state import key_heads
 
 FLASH = ("flash1", "flash2", "flash3")
@@ -21,6 +22,7 @@ AGAIN = {
     "layernorm": ("norm_out", "mlp_norm"),
     "mla_up_proj": ("heads",),
     "mlp": ("up", "act"),
+    "mamba": ("out",),
     "moe_act": ("act", "expert_act"),
     "moe": ("router", "sorted", "up", "act", "expert_up", "expert_act"),
 }
@@ -65,11 +67,12 @@ def transformer_engine(job: Job) -> bool:
     return f.host in ("megatron-core", "graph") and not f.compiled and f.attention != "fused-softmax"
 
 
-def layer_activations(job: Job, experts: bool) -> LayerMemory:
-    k, r = _kept(job, experts), job.recompute
+def layer_activations(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> LayerMemory:
+    k, r = without_frozen(job, _kept(job, experts)), job.recompute
+    k = narrowed(job, k, mixer, feeds, number_bytes(job.precision))
     whole = sum(k)
     if r.mode == "full":
-        kept = k.norm_in
+        kept = k.norm_in or k.mlp_in
     elif r.mode == "selective":
         kept = sum(_selected(job, k, r.modules or ("core_attn",)))
     else:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from presage.configs.job import Job
-from presage.memory.activations import layer_activations, number_bytes, transformer_engine
-from presage.memory.optimizer_state import ParameterShards, optimizer_state, padded, parameter_shards
+from presage.memory.activations import layer_activations, number_bytes
+from presage.memory.buffers import OLD, buffers, input_masks, logits, outside
+from presage.memory.layer_kinds import FrozenBytes, frozen_bytes
+from presage.memory.optimizer_state import optimizer_state, parameter_shards
+from presage.memory.stage_kinds import StageKinds, stage_kinds
 from presage.parallel.schedules import Extent, schedule_kind
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
@@ -97,6 +99,8 @@ def job_memory(job: Job) -> JobMemory:
 
 def most_needed(job: Job) -> float:
     """`job_memory(job).needed`, computed from fewer stages: of equal inner stages the first holds most microbatches."""
+    if job.model.pattern:
+        return job_memory(job).needed
     common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
     alike: dict[tuple[int, int], int] = {}
     for number in range(1, last):
@@ -113,8 +117,8 @@ def _memory_source(job: Job) -> str:
 
 
 def _layers(job: Job) -> tuple[tuple[int, int], ...]:
-    """Number of dense and of MoE layers, by stage."""
-    x = job.model.experts
+    """Number of dense and of MoE layers, by stage; of a pattern all count as dense, `StageKinds` tells them apart."""
+    x = job.model.experts if not job.model.pattern else None
     return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 
@@ -147,6 +151,7 @@ class _Common:
         self.job, self.model, self.pp, self.virtual = job, m, p.pp, p.virtual
         self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
+        self.kinds = stage_kinds(job) if m.pattern else ()
         self.dense = layer_activations(job, experts=False)
         self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
@@ -160,13 +165,35 @@ class _Common:
         flight = in_flight(self.job, number)
         shared, experts, ends = self.parameters(dense, moe, first, last)
         kept, working, loss = self.activations(dense, moe, flight, first, last)
-        s = self.state
+        if self.kinds:
+            k = self.kinds[number]
+            shared, experts, ends = (
+                x + y for x, y in zip(self.parameters(0, 0, first, last), (*k[:2], 0.0), strict=True)
+            )
+            kept, working, loss = self.kind_activations(k, flight, first, last)
+        states = self.states(dense + moe, shared, experts, ends)
         return StageMemory(
-            s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
-            s.optimizer * shared + s.expert_optimizer * experts, kept, working, loss,
+            *states, kept, working, loss,
             self.buffer_bytes(shared + experts, ends, dense, moe, last, flight) + (self.masks if first or last else 0.0),
             self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
         )  # fmt: skip
+
+    def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
+        """Weights, gradients and the optimizer's state."""
+        if self.job.tuning.frozen:
+            return frozen_bytes(self.job, layers, shared - ends, experts, ends)
+        s = self.state
+        return FrozenBytes(
+            s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
+            s.optimizer * shared + s.expert_optimizer * experts,
+        )  # fmt: skip
+
+    def kind_activations(self, k: StageKinds, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
+        """As `activations`, of a stage with layers of a pattern."""
+        kept, _, loss = self.activations(0, 0, flight, first, last)
+        kept += k.kept * self.tokens * flight / self.virtual
+        working = k.working * self.tokens
+        return (kept, 0.0, loss) if loss > working else (kept, working, 0.0)
 
     def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
@@ -201,142 +228,6 @@ class _Common:
         )
         total += (b.dense if dense else 0.0) + (b.moe if moe else 0.0) - (b.both if dense and moe else 0.0)
         return total + (b.head if last else 0.0)
-
-
-# ---- Buffers: what a framework holds beside weights and activations, and what is outside its allocator.
-
-GIB, MIB = 1024.0**3, 1024.0**2
-# A process on an A100 with one number on it, as the BLOOM chronicles tell (1573 MiB: CUDA 11 loads all kernels at
-# once); about a third with lazy loading, since CUDA 11.7.
-CONTEXT, LAZY_CONTEXT = 1573 * MIB, 0.5 * GIB
-# Of one NCCL communicator: 544 MB for two A100, 688 MB for more (github.com/NVIDIA/nccl issue 964).
-COMMUNICATOR = 0.6e9
-# Transformer Engine's workspace for cuBLASLt (pytorch/module/base.py), from Hopper on and before.
-ENGINE_WORKSPACE, OLD_WORKSPACE = 32 * MIB, 4 * MIB
-USERBUFFER_STREAMS = 3  # with products beside transfers it has one for each of their streams
-GROUPED_STREAMS = 4  # and four more for experts' grouped products
-DEEPSPEED_BUCKET = 5e8  # elements, its default
-OLD = ("deepspeed", "megatron-2021")
-
-
-class Buffers(NamedTuple):
-    """Bytes: fixed ones, by the parameter of a stage, and by what a stage has."""
-
-    fixed: float
-    per_parameter: float
-    most_parameters: float  # more than so many need no more
-    per_end: float  # of embedding and head
-    head: float
-    dense: float  # where there is a layer without experts
-    moe: float  # where there is one with
-    both: float  # of these two, what a stage with both kinds has once
-    per_flight: float
-
-
-def buffers(job: Job, s: ParameterShards) -> Buffers:
-    p, f = job.parallel, job.framework
-    fixed, per_flight = _transfers(job)
-    fixed += workspaces(job) + scores_buffer(job)
-    per_parameter = per_end = dense = moe = both = head = 0.0
-    most = float("inf")
-    if p.fsdp or p.zero >= 3:
-        per_parameter, per_end, layer = _gathered(job)
-        dense, moe = layer * s.dense, layer * (s.moe + s.experts)
-        both = min(dense, moe)
-    elif f.host == "deepspeed" and p.zero:
-        per_parameter, most = 2.0, DEEPSPEED_BUCKET
-    elif f.host == "torch" and job.dp > 1 and p.zero == 0:
-        per_parameter = float(f.gradient_bytes)  # DDP's buckets
-    if transformer_engine(job) and f.fused_accumulation:
-        # gradients go straight into the accumulated ones; autograd gets a stand-in for each shape of weight, kept
-        e, x = number_bytes(job.precision), job.model.experts
-        one = s.experts * p.ep / x.experts if x else 0.0
-        head, dense, moe, both = e * s.head, dense + e * s.dense, moe + e * (s.moe + one), both + e * s.attention
-    return Buffers(fixed, per_parameter, most, per_end, head, dense, moe, both, per_flight)
-
-
-def scores_buffer(job: Job) -> float:
-    """Megatron-Core's own attention adds products into a buffer for all scores, which it keeps."""
-    f, p = job.framework, job.parallel
-    if f.host != "megatron-core" or f.attention != "fused-softmax":
-        return 0.0
-    return number_bytes(job.precision) * job.model.heads / p.tp * job.sequence * job.rank_tokens
-
-
-def input_masks(job: Job) -> float:
-    """Masks of sequence x sequence, a byte each, of a microbatch where tokens or labels are read."""
-    return float(job.sequence) * job.rank_tokens if job.framework.attention_masks else 0.0
-
-
-def workspaces(job: Job) -> float:
-    """Of cuBLAS, for PyTorch's handle of the forward and of the backward thread; Transformer Engine has its own."""
-    gpu = job.platform.gpu
-    megatron = job.framework.host in ("megatron-core", "graph")
-    engine = (ENGINE_WORKSPACE if float(gpu.compute_capability or 0) >= 9 else OLD_WORKSPACE) if megatron else 0.0
-    if job.overlap.tensor and job.parallel.tp > 1:
-        engine *= USERBUFFER_STREAMS
-    if job.model.experts and job.framework.grouped_experts:
-        engine += GROUPED_STREAMS * (ENGINE_WORKSPACE if engine >= ENGINE_WORKSPACE else OLD_WORKSPACE)
-    return (2 if megatron else 1) * gpu.cublas_workspace + (engine if transformer_engine(job) else 0.0)
-
-
-def _gathered(job: Job) -> tuple[float, float, float]:
-    """Parameters of other ranks: bytes by the parameter of the stage, of its ends, of one layer. One layer is in use,
-    the next on its way, in the buffer it arrives in; then a gradient and the buffer it is sent from. A pipeline keeps
-    all parameters, and all gradients until its last microbatch."""
-    f, p = job.framework, job.parallel
-    if p.pp > 1:
-        return f.gather_bytes + f.reduce_bytes, 0.0, 0.0
-    if p.zero == 2:
-        return f.gather_bytes, 0.0, 2.0 + f.reduce_bytes
-    return 0.0, f.gather_bytes, 3.0 * f.gather_bytes + 2 + f.reduce_bytes
-
-
-def _transfers(job: Job) -> tuple[float, float]:
-    """Between stages and between tensor-parallel ranks: bytes, and bytes by the microbatch in flight."""
-    p = job.parallel
-    whole = number_bytes(job.precision) * job.model.hidden * job.rank_tokens
-    outer = whole / p.tp if p.sequence_parallel else whole
-    total = 2 * outer if p.pp > 1 else 0.0
-    if p.tp > 1 and p.sequence_parallel:
-        total += whole
-    if job.overlap.tensor and p.tp > 1:
-        total += 4 * whole  # of each product that runs beside a transfer: both ways, both passes
-    kept = outer if p.pp > 1 and job.framework.host in OLD else 0.0  # later ones free what they have sent
-    return total, kept
-
-
-def outside(job: Job) -> float:
-    """Bytes of the driver and of NCCL, which no framework's allocator counts."""
-    p = job.parallel
-    old = job.framework.host in OLD
-    groups = sum(n > 1 for n in (p.tp, p.pp, p.cp, p.ep, job.dp)) + (job.gpus > 1)
-    if old and p.pp > 1:  # one for each neighbour, one for all of a replica, one for tied embeddings
-        groups += 2 + job.model.tied
-    return (CONTEXT if old else LAZY_CONTEXT) + groups * COMMUNICATOR
-
-
-# ---- Loss: the logits of one microbatch and what the cross entropy makes of them, where the head is.
-
-
-def logits(job: Job) -> tuple[float, float]:
-    """Bytes at the worst moment, and of freed blocks that nothing of this size can use again."""
-    m, p, f = job.model, job.parallel, job.framework
-    e = number_bytes(job.precision)
-    count = float(padded(m.vocab, p.tp)) * job.rank_tokens * (1 + m.predicted)
-    back = (
-        e * (m.hidden + (m.hidden / p.tp if p.sequence_parallel else 0.0)) * job.rank_tokens
-    )  # gradient of the head's input
-    if f.logit_bytes:
-        return f.logit_bytes * count, 0.0
-    if f.fused_loss:  # gradients are written over the logits; a compiled loss writes them beside
-        return (2 * e if f.compiled else e) * count + back, 0.0
-    if f.host in ("megatron-core", "graph"):
-        return (e + 4.0) * count, 0.0  # the logits, and in fp32, where exponentials are written over them
-    if f.host in ("deepspeed", "megatron-2021"):
-        return (e + 8.0) * count, 0.0  # the logits, in fp32, and their exponentials
-    # PyTorch: log-probabilities, their gradient and that of the logits, all in fp32; the logits are free by then
-    return 12.0 * count, e * count
 
 
 # ---- How many microbatches (of a chunk) a pipeline stage holds at once.

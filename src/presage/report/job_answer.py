@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from presage.configs.tuning import tuning_text
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
@@ -120,6 +121,7 @@ def layout_text(p: JobResult) -> str:
         _sharding(p),
         f"{job.microbatches} microbatch{'es' if job.microbatches > 1 else ''} of {job.micro_batch} x {job.sequence:,}",
         job.precision,
+        tuning_text(job.tuning),
         _recompute(p),
         job.framework.key,
     ]

@@ -12,11 +12,12 @@ from typing import Any
 from presage.configs.frameworks import Framework, framework, frameworks
 from presage.configs.job import Job
 from presage.configs.models import model_fields
+from presage.configs.tuning import tuning_fields
 
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "dispatcher", "graphs", "flat_gathers", "sequence", "async_backward",
+    "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "sequence", "async_backward",
     "fused_accumulation", "attention_masks", "grouped_experts", "logit_bytes", "extra_bytes", "update_bytes",
     "forward_us", "backward_us",
 )  # fmt: skip
@@ -72,7 +73,7 @@ def _training(job: Job) -> dict[str, Any]:
     again = r.mode if r.share == 1 and not r.modules else {"mode": r.mode, "modules": list(r.modules), "share": r.share}
     return {
         "sequence": job.sequence, "micro_batch": job.micro_batch, "global_batch": job.global_batch,
-        "precision": job.precision, "optimizer": job.optimizer, "recompute": again,
+        "precision": job.precision, "optimizer": job.optimizer, "recompute": again, **tuning_fields(job.tuning),
     }  # fmt: skip
 
 

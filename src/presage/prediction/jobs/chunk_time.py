@@ -15,7 +15,7 @@ from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
-from presage.prediction.jobs.weights import weights
+from presage.prediction.jobs.weights import gathered_bytes, trained_weights
 
 US = 1e-6
 GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
@@ -77,12 +77,14 @@ def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float
     alone are sharded (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
     if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
-    w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
+    where = c.dealt, c.first, c.last
+    w, sent, f = trained_weights(job, *where), gathered_bytes(job, *where), job.framework
     parts = max(1, c.layers)
-    gather = pricer.collective_seconds("all_gather", w.shared * f.gather_bytes / parts, Axis.SHARD) * parts
+    gather = pricer.collective_seconds("all_gather", sent.shared / parts, Axis.SHARD) * parts
     reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, Axis.SHARD, Axis.REPLICAS) * parts
+    if sent.experts:
+        gather += pricer.collective_seconds("all_gather", sent.experts, Axis.EXPERT_DP)
     if w.experts:
-        gather += pricer.collective_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
         reduce += pricer.collective_seconds("reduce_scatter", w.experts * f.reduce_bytes, Axis.EXPERT_DP)
     return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
 

@@ -22,8 +22,10 @@ from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, communicators
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_flops import peak_of
-from presage.prediction.jobs.job_step import JobStep, job_host, job_step
+from presage.prediction.jobs.job_host import job_host
+from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.layer_graph import LayerGraph
+from presage.prediction.jobs.recurrent_blocks import recurrent_note
 from presage.prediction.jobs.stages import assign_layers, recomputed_share
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
 from presage.prediction.jobs.work_pace import WorkPaces
@@ -168,7 +170,7 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
 
 
 def provenance_notes(job: Job) -> tuple[str, ...]:
-    return (*_chip(job), *_collectives(job), *([job_host(job.host).note] if job.host else []))
+    return (*_chip(job), *recurrent_note(job), *_collectives(job), *([job_host(job.host).note] if job.host else []))
 
 
 def _chip(job: Job) -> list[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from presage.configs.job import Job
 from presage.configs.transformer import Transformer
+from presage.configs.tuning import adapter_parameters
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.prediction.jobs.stages import recomputed_share
@@ -40,15 +41,19 @@ def job_flops(job: Job, convention: str = DEFAULT) -> JobFlops:
     if convention not in CONVENTIONS:
         raise PresageError(f"unknown FLOP convention {convention!r}: choose from {'; '.join(CONVENTIONS)}")
     m, sequence = job.model, job.sequence
-    forward, again = 0.0, 0.0
+    forward, again, scores = 0.0, 0.0, 0.0
     for count, layer in _kinds(m):
         blocks = layer_flops(m, layer, sequence, convention)
         forward += count * sum(blocks.values())
+        scores += count * blocks.get("core_attn", 0.0)
         again += count * sum(f * _repeated(job, name) for name, f in blocks.items())
     head = 2.0 * m.hidden * m.vocab
     last = layer_flops(m, m.layers - 1, sequence, convention)
     further = m.predicted * (sum(last.values()) + 4.0 * m.hidden**2 + head)
     model = 6.0 * m.active_parameters if convention == "6N" else 3 * (forward + head + further)
+    if job.tuning.frozen:  # no gradients of frozen weights: two thirds of the products with them; scores as they are
+        trained = sum(adapter_parameters(job.tuning, m, i) for i in range(m.layers))
+        model = (model - 3 * scores) * 2 / 3 + 3 * scores + 6.0 * trained
     return JobFlops(model * job.tokens, again * job.tokens, convention)
 
 
@@ -60,19 +65,31 @@ def _repeated(job: Job, name: str) -> float:
 
 def _kinds(m: Transformer) -> list[tuple[int, int]]:
     """How many layers there are of a kind, and the first of them."""
-    seen: dict[tuple[bool, bool], list[int]] = {}
+    seen: dict[tuple[object, ...], list[int]] = {}
     for layer in range(m.layers):
-        seen.setdefault((m.has_experts(layer), _windowed(m, layer)), []).append(layer)
+        seen.setdefault(m.kind(layer), []).append(layer)
     return [(len(layers), layers[0]) for layers in seen.values()]
-
-
-def _windowed(m: Transformer, layer: int) -> bool:
-    return m.window > 0 and layer % m.window_every == 0
 
 
 def layer_flops(m: Transformer, layer: int, sequence: int, convention: str = DEFAULT) -> dict[str, float]:
     """FLOPs of one token's forward pass through one layer, by block (those of `transformer_layer`)."""
-    return _attention(m, layer, sequence, convention) | _feed_forward(m, layer)
+    mixer = m.mixer(layer)
+    mixing = _attention(m, layer, sequence, convention) if mixer == "attention" else _recurrent(m, mixer, convention)
+    return mixing | (_feed_forward(m, layer) if m.feeds(layer) else {})
+
+
+def _recurrent(m: Transformer, mixer: str, convention: str) -> dict[str, float]:
+    """Projections and the scan of a layer with a state; the scan of Mamba-2 counts 7 a number of the state, as
+    Megatron's formula has it, a delta rule its products with keys and states."""
+    h, z, a = m.hidden, m.mamba, m.linear
+    if mixer == "mamba" and z:
+        into, scan, out = z.width + z.convolved + z.heads, 7.0 * z.width * z.state, z.width
+    elif mixer == "linear" and a:
+        into, out = 2 * a.keys + a.values + a.gates, a.values
+        scan = 2.0 * a.value_heads * (3 * a.key_dim * a.value_dim + a.chunk * (2 * a.key_dim + a.value_dim))
+    else:
+        return {}
+    return {"in_proj": 2.0 * h * into, "scan": 0.0 if convention == "6N" else scan, "out_proj": 2.0 * h * out}
 
 
 def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> dict[str, float]:
@@ -80,7 +97,7 @@ def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> di
     dims = m.query_width + m.value_width
     scores = 0.0 if convention == "6N" else 2.0 * dims * _seen(m, layer, sequence, convention != DEFAULT)
     if z is None:
-        into = m.heads * m.head_dim + 2 * m.key_width
+        into = m.heads * m.head_dim * (2 if m.gated_attention else 1) + 2 * m.key_width
         return {"qkv": 2.0 * h * into, "core_attn": scores, "proj": 2.0 * h * m.value_width}
     query = z.query_rank * m.query_width if z.query_rank else 0
     return {
@@ -94,7 +111,7 @@ def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> di
 
 def _seen(m: Transformer, layer: int, sequence: int, all_of: bool) -> float:
     """Keys a query meets, on average over a sequence."""
-    reach = min(m.window, sequence) if _windowed(m, layer) else sequence
+    reach = min(m.window, sequence) if m.has_window(layer) else sequence
     return float(reach) if all_of or not m.causal else reach - reach * reach / (2.0 * sequence)
 
 

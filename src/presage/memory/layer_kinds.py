@@ -1,0 +1,70 @@
+"""Memory of layers other than attention with a feed-forward block, and of layers whose weights are frozen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from presage.configs.job import Job
+from presage.configs.tuning import BASES, adapter_parameters, block_adapters
+
+if TYPE_CHECKING:
+    from presage.memory.activations import LayerActivations
+
+MIXING = ("norm_in", "norm_out", "latent", "heads", "core", "out")
+FEEDING = ("mlp_in", "mlp_norm", "router", "sorted", "up", "act", "expert_up", "expert_act")
+# What is kept for the gradient of a weight alone, and the block whose weight it is: frozen, only adapters need it.
+INPUTS = {"norm_out": "qkv", "mlp_norm": "mlp_up", "act": "mlp_down"}
+
+
+def narrowed(job: Job, k: LayerActivations, mixer: str, feeds: bool, number: float) -> LayerActivations:
+    """The parts of a layer without one of its blocks, or with another mixer than attention; `number`: bytes of one."""
+    drop = (() if mixer else MIXING) + (() if feeds else FEEDING)
+    k = k._replace(**dict.fromkeys(drop, 0.0))
+    if mixer not in ("mamba", "linear"):
+        return k
+    return k._replace(latent=0.0, heads=0.0, core=0.0, out=number * _scanned(job, mixer) / job.parallel.tp)
+
+
+def _scanned(job: Job, mixer: str) -> float:
+    """Numbers a token that a scan keeps. mamba_ssm's kernel keeps the input projection's output and the scan's, and
+    computes the convolution again; flash-linear-attention's keeps what is convolved, too, and a square a chunk."""
+    z, a = job.model.mamba, job.model.linear
+    if mixer == "mamba":
+        assert z is not None
+        return z.width + z.convolved + z.heads + 2 * z.width
+    assert a is not None
+    return 2 * (2 * a.keys + a.values) + a.gates + a.chunk * a.value_heads + 2 * a.values
+
+
+def without_frozen(job: Job, k: LayerActivations) -> LayerActivations:
+    """What is left of the parts where weights are frozen: a GEMM's input is kept for adapters beside it alone."""
+    t, m = job.tuning, job.model
+    if not t.frozen:
+        return k
+    gone = {part: 0.0 for part, block in INPUTS.items() if not block_adapters(t, m, block)}
+    ranks = sum(len(block_adapters(t, m, block)) for block in ("qkv", "proj", "mlp_up", "mlp_down"))
+    return k._replace(**gone, sorted=0.0, expert_act=0.0)._replace(core=k.core + 2.0 * t.rank * ranks)
+
+
+class FrozenBytes(NamedTuple):
+    """Bytes of a stage whose model's weights are frozen, on one rank."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def frozen_bytes(job: Job, layers: float, inner: float, experts: float, ends: float) -> FrozenBytes:
+    """Frozen weights of `inner` layer parameters, experts and ends, and adapters of so many layers with gradients and
+    Adam's state. PEFT keeps adapters in fp32 (no copy is then needed)."""
+    t, p = job.tuning, job.parallel
+    each = sum(adapter_parameters(t, job.model, i, p.tp) for i in range(job.model.layers)) / job.model.layers
+    trained = each * layers
+    cut, cut_experts = (max(1, job.sharding), max(1, job.expert_dp)) if p.zero == 3 else (1, 1)
+    base = BASES[t.base]
+    frozen = (base * inner + 2.0 * ends) / cut + base * experts / cut_experts
+    own, copy = (4.0, 0.0) if t.adapter_bits == 32 else (2.0, 0.0 if job.optimizer == "adam-16bit" else 4.0)
+    moments = 4.0 if job.optimizer == "adam-16bit" else 8.0 if job.optimizer.startswith("adam") else 4.0
+    shards = max(1, job.sharding) if p.zero else 1
+    gradients = own * trained / (shards if p.zero >= 2 else 1)
+    return FrozenBytes(frozen + own * trained / cut, gradients, (moments + copy) * trained / shards)
