@@ -108,6 +108,10 @@ CLAIMS = {
     "finetune": Claim(
         "RUNS.csv LOGS.json.gz...", "LoRA, QLoRA and full fine-tuning, from their configs", "finetune:score_finetune"
     ),
+    "memory": Claim(
+        "TABLE.csv...", "peak memory of jobs, and which fit", "peak_memory:score_memory", (), "memory_tables",
+        needs_rows=True,
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,

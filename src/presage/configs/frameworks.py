@@ -171,6 +171,7 @@ class Framework:
     )
     attention_masks: bool = False  # the data loader makes a mask of sequence x sequence for each sample
     grouped_experts: bool = True  # a rank's experts are one grouped product, not one after the other
+    foreach: bool = False  # gradients are freed before each step, and updated as lists of tensors (PyTorch's foreach)
     logit_bytes: float = 0.0  # of the loss at its worst moment, for each logit; 0: as the framework's kernels have it
     extra_bytes: float = 0.0  # that a layer's memory-bound kernels move besides, forward and backward, by number
     update_bytes: float = 0.0  # that the optimizer moves for a parameter; 0: as usual for it

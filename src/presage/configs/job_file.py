@@ -165,7 +165,7 @@ def _tuning(path: str | Path, t: TrainingConfig) -> Tuning:
         targets = tuned_matrices(w.targets) if w.targets else ATTENTION
     except PresageError as e:
         raise InputError(path, str(e), "training.lora.targets") from e
-    return Tuning("lora", w.rank, targets, base, w.adapter_bits, w.dropout)
+    return Tuning("lora", w.rank, targets, base, w.adapter_bits, w.dropout, w.residual_bits)
 
 
 def _host(path: str | Path, name: str) -> str:

@@ -103,6 +103,7 @@ class LoraConfig(msgspec.Struct):
     base: str | None = None  # 16bit; qlora: nf4
     adapter_bits: int = 16
     dropout: bool = False
+    residual_bits: int = 16
 
 
 class TrainingConfig(msgspec.Struct):
@@ -167,6 +168,7 @@ class FrameworkConfig(msgspec.Struct):
     fused_accumulation: bool | None = None
     attention_masks: bool | None = None
     grouped_experts: bool | None = None
+    foreach: bool | None = None
     logit_bytes: float | None = None
     extra_bytes: float | None = None
     update_bytes: float | None = None

@@ -72,13 +72,19 @@ def layer_activations(job: Job, experts: bool, mixer: str = "attention", feeds: 
     k = narrowed(job, k, mixer, feeds, number_bytes(job.precision))
     whole = sum(k)
     if r.mode == "full":
-        kept = k.norm_in or k.mlp_in
+        kept = _layer_input(job)
     elif r.mode == "selective":
         kept = sum(_selected(job, k, r.modules or ("core_attn",)))
     else:
         kept = whole
     kept = r.share * kept + (1 - r.share) * whole
     return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _live_gradients(job, experts))
+
+
+def _layer_input(job: Job) -> float:
+    m, p = job.model, job.parallel
+    wide = job.tuning.frozen and job.tuning.residual_bits == 32
+    return (4.0 if wide else number_bytes(job.precision)) * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
 
 
 def _kept(job: Job, experts: bool) -> LayerActivations:
@@ -195,11 +201,12 @@ def _by_op(job: Job, k: LayerActivations) -> LayerActivations:
 
 def _live_gradients(job: Job, experts: bool) -> float:
     """Gradients alive with everything kept, when the last layer's backward pass has come to its activation function:
-    its output's, and the one of what the function reads. With sequence parallelism before that a gathered one."""
+    its output's, and the one of what the function reads; op by op, of a gated one also that of the product. With
+    sequence parallelism before that a gathered one."""
     m, p = job.model, job.parallel
     e = number_bytes(job.precision)
-    outer = e * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
-    gate = 2.0 if m.gated else 1.0
+    outer = _layer_input(job)
+    gate = (3.0 if job.framework.host == "torch" else 2.0) if m.gated else 1.0
     if experts and m.experts is not None:
         tokens, width = routed(job), m.experts.ffn / p.expert_tp
         return outer + e * tokens * max(2.0 * m.hidden, m.hidden + gate * width)

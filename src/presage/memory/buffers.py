@@ -1,10 +1,11 @@
-"""Buffers of a job: what a framework holds beside weights and activations, what is outside its allocator, and the loss."""
+"""Buffers of a job: what a framework holds beside weights and activations, what is outside its allocator, its loss."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.configs.tuning import BASES
 from presage.memory.activations import number_bytes, transformer_engine
 from presage.memory.optimizer_state import ParameterShards, padded
 
@@ -39,7 +40,7 @@ class Buffers(NamedTuple):
 def buffers(job: Job, s: ParameterShards) -> Buffers:
     p, f = job.parallel, job.framework
     fixed, per_flight = _transfers(job)
-    fixed += workspaces(job) + scores_buffer(job)
+    fixed += workspaces(job) + scores_buffer(job) + _unpacked(job)
     per_parameter = per_end = dense = moe = both = head = 0.0
     most = float("inf")
     if p.fsdp or p.zero >= 3:
@@ -56,6 +57,12 @@ def buffers(job: Job, s: ParameterShards) -> Buffers:
         one = s.experts * p.ep / x.experts if x else 0.0
         head, dense, moe, both = e * s.head, dense + e * s.dense, moe + e * (s.moe + one), both + e * s.attention
     return Buffers(fixed, per_parameter, most, per_end, head, dense, moe, both, per_flight)
+
+
+def _unpacked(job: Job) -> float:
+    """A matrix of frozen weights in 16 bits, unpacked before it is multiplied."""
+    x = job.model.experts
+    return 2.0 * job.model.hidden * (x.ffn if x else job.model.ffn) if job.tuning.packed else 0.0
 
 
 def scores_buffer(job: Job) -> float:
@@ -88,6 +95,9 @@ def _gathered(job: Job) -> tuple[float, float, float]:
     the next on its way, in the buffer it arrives in; then a gradient and the buffer it is sent from. A pipeline keeps
     all parameters, and all gradients until its last microbatch."""
     f, p = job.framework, job.parallel
+    if f.foreach:  # PyTorch's first FSDP frees a layer before the next arrives
+        frozen = job.tuning.frozen
+        return 0.0, f.gather_bytes, BASES[job.tuning.base] if frozen else f.gather_bytes + 2.0 + f.reduce_bytes
     if p.pp > 1:
         return f.gather_bytes + f.reduce_bytes, 0.0, 0.0
     if p.zero == 2:

@@ -10,12 +10,13 @@ from presage.memory.activations import layer_activations, number_bytes
 from presage.memory.buffers import OLD, buffers, input_masks, logits, outside
 from presage.memory.layer_kinds import FrozenBytes, frozen_bytes
 from presage.memory.optimizer_state import optimizer_state, parameter_shards
-from presage.memory.stage_kinds import StageKinds, stage_kinds
+from presage.memory.stage_kinds import stage_kinds
 from presage.parallel.schedules import Extent, schedule_kind
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
 # decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
 IDLE, IDLE_AGAIN = 0.11, 0.24
+SAFETY = 0.15  # of a GPU's memory, what is to be left so that a job surely fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +165,48 @@ class _Common:
         first, last = number == 0, number == self.pp - 1
         flight = in_flight(self.job, number)
         shared, experts, ends = self.parameters(dense, moe, first, last)
-        kept, working, loss = self.activations(dense, moe, flight, first, last)
+        kept, working = self.activations(dense, moe, flight, first, last)
         if self.kinds:
             k = self.kinds[number]
             shared, experts, ends = (
                 x + y for x, y in zip(self.parameters(0, 0, first, last), (*k[:2], 0.0), strict=True)
             )
-            kept, working, loss = self.kind_activations(k, flight, first, last)
+            kept, working = self.activations(0, 0, flight, first, last)
+            kept, working = kept + k.kept * self.tokens * flight / self.virtual, k.working * self.tokens
         states = self.states(dense + moe, shared, experts, ends)
-        return StageMemory(
-            *states, kept, working, loss,
-            self.buffer_bytes(shared + experts, ends, dense, moe, last, flight) + (self.masks if first or last else 0.0),
-            self.idle * (kept + working) + (self.spare if loss else 0.0), self.outside, flight,
-        )  # fmt: skip
+        held, gathered = self.buffer_bytes(shared + experts, ends, dense, moe, last, flight)
+        held += self.masks * (first or last)
+        logits = self.logits if last else 0.0
+        if self.job.framework.foreach:
+            return self.by_moment(states, kept, working, logits, held, gathered, flight)
+        kept, working, loss = (kept, 0.0, logits) if logits > working else (kept, working, 0.0)
+        return self.made(*states, kept, working, loss, held + gathered, flight)
+
+    def made(
+        self, weights: float, gradients: float, optimizer: float, kept: float, working: float, loss: float,
+        held: float, flight: int,
+    ) -> StageMemory:  # fmt: skip
+        idle = self.idle * (kept + working) + (self.spare if loss else 0.0)
+        return StageMemory(weights, gradients, optimizer, kept, working, loss, held, idle, self.outside, flight)
+
+    def by_moment(
+        self, s: FrozenBytes, kept: float, working: float, logits: float, held: float, gathered: float, flight: int
+    ) -> StageMemory:
+        """PyTorch's eager trainers free gradients before each step and update lists of tensors: the worst of the loss,
+        the backward pass of the last layer and of the first, and the update, with one more copy of what is trained.
+
+        FSDP's hooks on the inputs of frozen units (_register_post_backward_reshard_only_hook) hold these and their
+        gradients to the end of the backward pass."""
+        early = s.gradients if self.job.microbatches > 1 else 0.0
+        twice = 2.0 if self.job.tuning.frozen and self.job.parallel.fsdp else 1.0
+        moments = (
+            (early, kept, 0.0, logits, held),
+            (early, twice * kept, working, 0.0, held + gathered),
+            (s.gradients, 0.0, working, 0.0, held + gathered),
+            (s.gradients, 0.0, 0.0, 0.0, held + s.gradients),
+        )
+        gradients, *rest = max(moments, key=sum)
+        return self.made(s.weights, gradients, s.optimizer, *rest, flight)
 
     def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
         """Weights, gradients and the optimizer's state."""
@@ -187,13 +217,6 @@ class _Common:
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
             s.optimizer * shared + s.expert_optimizer * experts,
         )  # fmt: skip
-
-    def kind_activations(self, k: StageKinds, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
-        """As `activations`, of a stage with layers of a pattern."""
-        kept, _, loss = self.activations(0, 0, flight, first, last)
-        kept += k.kept * self.tokens * flight / self.virtual
-        working = k.working * self.tokens
-        return (kept, 0.0, loss) if loss > working else (kept, working, 0.0)
 
     def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
@@ -207,27 +230,28 @@ class _Common:
                 ends += 0.0 if first or m.tied else s.embedding
         return shared + ends, experts, ends
 
-    def activations(self, dense: int, moe: int, flight: int, first: bool, last: bool) -> tuple[float, float, float]:
-        """Activations of all microbatches in flight; and the larger of a running layer and the loss."""
+    def activations(self, dense: int, moe: int, flight: int, first: bool, last: bool) -> tuple[float, float]:
+        """Activations of all microbatches in flight, and what a layer needs while it runs."""
         d, x, e = self.dense, self.moe, number_bytes(self.job.precision)
         kept = (dense * d.kept + moe * x.kept) * self.tokens * flight / self.virtual
         working = max(d.working if dense else 0.0, x.working if moe else 0.0) * self.tokens
         if first and self.job.framework.dropout:
             kept += self.ends * flight
-        if not last:
-            return kept, working, 0.0
-        further = self.model.predicted  # tokens beside the next, each with a layer of its own
-        kept += 2 * e * self.ends * (1 + further) + further * (x if moe else d).kept * self.tokens
-        return (kept, 0.0, self.logits) if self.logits > working else (kept, working, 0.0)
+        if last:
+            further = self.model.predicted  # tokens beside the next, each with a layer of its own
+            kept += 2 * e * self.ends * (1 + further) + further * (x if moe else d).kept * self.tokens
+        return kept, working
 
-    def buffer_bytes(self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int) -> float:
-        """Buffers for communication and the optimizer."""
+    def buffer_bytes(
+        self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int
+    ) -> tuple[float, float]:
+        """Buffers for communication and the optimizer, and those of a layer alone."""
         b = self.buffers
         total = (
             b.fixed + b.per_parameter * min(parameters, b.most_parameters) + b.per_end * ends + b.per_flight * flight
         )
-        total += (b.dense if dense else 0.0) + (b.moe if moe else 0.0) - (b.both if dense and moe else 0.0)
-        return total + (b.head if last else 0.0)
+        layer = (b.dense if dense else 0.0) + (b.moe if moe else 0.0) - (b.both if dense and moe else 0.0)
+        return total + (b.head if last else 0.0), layer
 
 
 # ---- How many microbatches (of a chunk) a pipeline stage holds at once.

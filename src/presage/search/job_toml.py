@@ -18,7 +18,7 @@ MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
     "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "sequence", "async_backward",
-    "fused_accumulation", "attention_masks", "grouped_experts", "logit_bytes", "extra_bytes", "update_bytes",
+    "fused_accumulation", "attention_masks", "grouped_experts", "foreach", "logit_bytes", "extra_bytes", "update_bytes",
     "forward_us", "backward_us",
 )  # fmt: skip
 
