@@ -102,8 +102,8 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     return Job(
         model=replace(model, window=0), platform=platform, gpus=gpus, sequence=max(1, sequence), micro_batch=each,
         global_batch=each * gpus * more, parallel=plan, precision=precision, recompute=Recompute("full"),
-        framework=software, overlap=software.overlap, optimizer=_optimizer(row, gpus), tuning=_tuning(row, method, fused),
-        name=row["model"],
+        framework=software, overlap=software.overlap, optimizer=_optimizer(row, gpus),
+        tuning=_tuning(row, method, fused), name=row["model"],
     )  # fmt: skip
 
 
@@ -113,9 +113,9 @@ def _optimizer(row: Mapping[str, str], gpus: int) -> str:
 
 
 def _logit_bytes(row: Mapping[str, str], model: Transformer) -> float:
-    """Of the loss, by logit: in fp32 once, shifted by a token, and its logarithms; a fused kernel has two of these. From
-    transformers 4.46 on the loss makes the first, and the 16 bits it is made from stay. Liger's loss goes by chunks of
-    as many tokens as make logits as large as hidden states, and has their gradient."""
+    """Of the loss, by logit: in fp32 once, shifted by a token, and its logarithms; a fused kernel has two of these.
+    From transformers 4.46 on the loss makes the first, and the 16 bits it is made from stay. Liger's loss goes by
+    chunks of as many tokens as make logits as large as hidden states, and has their gradient."""
     if row.get("liger_loss") == "yes":
         return 8.0 * model.hidden / model.vocab
     fused = row["fused_kernels"] == "yes" and "bigcode" not in row["model"]  # whose loss it does not replace

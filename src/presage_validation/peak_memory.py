@@ -31,21 +31,21 @@ Tell = Callable[[str], None]
 GIB = 1024.0**3
 LARGE = 8 * GIB
 PIECE = 32  # rows in one piece of work
-MARGINS = tuple(i / 100 for i in range(41))  # of the GPU's memory, from which one is chosen
+MARGINS = tuple(i / 20 for i in range(1, 9))  # of the GPU's memory, in steps of 5%, from which one is chosen
 
 
 class Verdict(NamedTuple):
-    """Whether a run fitted, and what it needs of the GPU's memory as predicted."""
+    """Whether a run fitted, and the most it takes of the GPU's memory as predicted, with blocks that lie idle."""
 
     case: str
     name: str
     ran: bool
-    needed: float
+    device: float
     memory: float
 
     def fits(self, margin: float) -> bool:
         """Whether it is called fitting with so much of the memory left free."""
-        return self.needed <= (1 - margin) * self.memory
+        return self.device <= (1 - margin) * self.memory
 
 
 class Scored(NamedTuple):
@@ -131,7 +131,7 @@ def _format(case: Case) -> str:
 
 
 def _scored(case: Case) -> Scored:
-    kind, line, row = case
+    kind, _, row = case
     return {"golden": _golden, "fine-tuning": _fine_tuned, "run": _public}[kind](_format(case), row)
 
 
@@ -140,7 +140,7 @@ def _also(measured: float, *groups: str) -> tuple[str, ...]:
 
 
 def _verdict(case: str, name: str, ran: bool, found: JobMemory) -> Verdict:
-    return Verdict(case, name, ran, found.needed, found.memory)
+    return Verdict(case, name, ran, max(s.device for s in found.stages), found.memory)
 
 
 # ---- the tables
