@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from presage.configs.hf_layers import HYBRIDS, REFUSED, hybrid_words
 from presage.configs.transformer import CLAMPED
-from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError, near
 from presage.files.reading import read_json
 
 GPT = {"activation": "gelu", "norm": "layernorm", "bias": True, "tied": True, "positions": "learned"}
@@ -17,7 +18,8 @@ NEOX = GPT | {"positions": "rope", "tied": False}
 LIKE_LLAMA = (
     "llama", "llama4", "llama4_text", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     "deepseek_v2", "deepseek_v3", "kimi_k2", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "internlm", "internlm2",
-    "glm4", "glm4_moe", "minimax", "exaone4", "smollm3",
+    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee",
+    "helium", "dots1", "minimax_m2", "granite_text", "mistral3", "ministral3", "yi", "baichuan", "deepseek", "aquila",
 )  # fmt: skip
 
 # What a family's layers have, where the file does not say otherwise.
@@ -44,6 +46,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gptj": NEOX,
     "phi": NEOX,
     "starcoder2": NEOX | {"tied": True},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "bamba"], LLAMA),
+    "granitemoehybrid": TIED | {"positions": "none"},
+    "mamba2": LLAMA,
+    "nemotron_h": LLAMA | {"activation": "relu2"},
     "bert": GPT | {"causal": False},
     "roberta": GPT | {"causal": False},
 }
@@ -60,16 +66,7 @@ SIZES = {
 }
 EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts")
-OTHERS = (
-    "mamba",
-    "ssm",
-    "linear_attention",
-    "recurrent",
-    "rwkv",
-    "state_size",
-    "conv_kernel",
-    "hybrid_override_pattern",
-)
+STRANGE = ("ssm", "recurrent", "rwkv", "state_size", "conv_kernel", "hybrid_override_pattern")  # of layers with a state
 
 
 class Config(NamedTuple):
@@ -102,19 +99,23 @@ def config_words(config: Mapping[str, Any]) -> Config:
         config = outer | inner
         kind = kind if kind in FAMILIES else str(config.get("model_type", kind))
     _refuse(config, kind)
-    notes = [] if kind in FAMILIES else [f"model_type {kind!r} is not known: read as one like Llama"]
+    notes = [] if kind else ["it has no model_type: read as one like Llama"]
     words: dict[str, Any] = dict(FAMILIES.get(kind, LLAMA))
     config = _unfolded(config, kind)
     words |= {word: value for word, names in SIZES.items() if (value := _first(config, names))}
     if words["positions"] != "learned" and config.get("positions") != "learned":
         words.pop("max_positions", None)
+    if kind == "mamba2":
+        words |= {"heads": words.get("heads", 1), "kv_heads": 1, "head_dim": 64}
     for key in ("hidden", "layers", "heads", "vocab"):
         if key not in words:
             raise PresageError(f"has no {SIZES[key][0]}")
-    words |= _traits(config, words) | _window(config, words, notes)
+    words |= _traits(config, words) | ({} if kind in HYBRIDS else _window(config, words, notes))
     words |= {k: v for k, v in (("latent", _latent(config)), ("experts", _experts(config, words))) if v}
     if "latent" in words:
         words |= {"head_dim": words["latent"]["value"], "kv_heads": words["heads"]}
+    if kind in HYBRIDS:
+        words |= hybrid_words(config, kind, int(words["layers"]))
     if config.get("num_nextn_predict_layers"):
         words["predicted"] = int(config["num_nextn_predict_layers"])
     if config.get("parallel_attn") or config.get("use_parallel_residual") or kind in ("phi", "gptj", "cohere"):
@@ -124,14 +125,23 @@ def config_words(config: Mapping[str, Any]) -> Config:
 
 
 def _refuse(config: Mapping[str, Any], kind: str) -> None:
-    """Models whose layers are no attention layers, or that are two stacks."""
+    """Models whose layers presage has no law for, that are two stacks, or that it does not know."""
+    if kind in REFUSED:
+        raise PresageError(f"model_type {kind!r}: {REFUSED[kind]}")
     if config.get("is_encoder_decoder"):
         raise PresageError(f"{kind or 'it'} is an encoder with a decoder: only one stack of layers is described here")
+    if kind and kind not in FAMILIES and kind not in HYBRIDS:
+        told = near(kind, (*FAMILIES, *HYBRIDS))
+        raise PresageError(
+            f"model_type {kind!r} is not known{told or ''}{' ' if told else ': '}give its sizes in [model]"
+        )
+    if kind in HYBRIDS:
+        return
     kinds = set(map(str, config.get("layer_types") or ()))
-    strange = [w for w in OTHERS if w in kind or any(w in k for k in (*config, *kinds))]
+    strange = [w for w in (*STRANGE, "mamba", "linear_attention") if any(w in k for k in (*config, *kinds))]
     if strange:
         raise PresageError(
-            f"{kind or 'it'} has layers other than attention ({strange[0]}), which are not described here"
+            f"{kind or 'it'} has layers other than attention ({strange[0]}): give model_type, or its sizes in [model]"
         )
 
 
@@ -158,7 +168,7 @@ def _unfolded(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _traits(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Activation, biases, tied embeddings."""
     out: dict[str, Any] = {}
-    act = _first(config, ("hidden_act", "hidden_activation", "activation_function", "ffn_act_fn"))
+    act = _first(config, ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "ffn_act_fn"))
     act = act.get("name", "") if isinstance(act, dict) else act
     if isinstance(act, str) and act and words["activation"] != CLAMPED:
         out["activation"] = _activation(act, words["activation"] in ("swiglu", "geglu"))

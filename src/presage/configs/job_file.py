@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from presage.configs.check import check, job_notes
 from presage.configs.frameworks import Framework, framework, switches
 from presage.configs.job import Job, Recompute
+from presage.configs.lengths import parse_lengths
 from presage.configs.megatron import read_arguments
 from presage.configs.models import read_model
 from presage.configs.schema import (
@@ -37,6 +38,7 @@ from presage.parallel.schedules import default_schedule
 
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
+BALANCES = ("zigzag", "head-tail", "none")  # the first two are one
 EVEN = ("megatron-core", "megatron-2021", "nemo")
 
 
@@ -143,8 +145,26 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         name=words.name or _stem(path) or model.name,
         host=_host(path, words.cluster.host or ""),
         tuning=_tuning(path, t),
+        lengths=_lengths(path, t),
+        balanced=_balanced(path, words.parallel),
     )
     return job, notes
+
+
+def _lengths(path: str | Path, t: TrainingConfig) -> tuple[int, ...]:
+    try:
+        return parse_lengths(t.lengths, path) if t.lengths else ()
+    except InputError:
+        raise
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lengths") from e
+
+
+def _balanced(path: str | Path, p: ParallelConfig) -> bool:
+    """Whether context-parallel ranks have as much attention each."""
+    if p.cp_balance not in BALANCES:
+        raise InputError(path, f"is {p.cp_balance!r}: choose from {', '.join(BALANCES)}", "parallel.cp_balance")
+    return p.cp_balance != "none"
 
 
 def _tuning(path: str | Path, t: TrainingConfig) -> Tuning:

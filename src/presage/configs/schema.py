@@ -114,6 +114,7 @@ class TrainingConfig(msgspec.Struct):
     precision: str = "bf16"
     optimizer: str = "adam"
     recompute: str | RecomputeConfig = "none"
+    lengths: str | None = None  # of documents that sequences are packed of: a law, or a file
     tune: str | None = None  # full; lora where there is a [training.lora]
     lora: LoraConfig | None = None
 
@@ -126,6 +127,7 @@ class ParallelConfig(msgspec.Struct):
     virtual: int = 1
     schedule: str | None = None
     cp: int = 1
+    cp_balance: str = "zigzag"  # or none
     ep: int = 1
     expert_tp: int = 1
     dispatcher: str | None = None  # as the framework does

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from presage.configs.lengths import lengths_text
 from presage.configs.tuning import tuning_text
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
@@ -121,6 +122,7 @@ def layout_text(p: JobResult) -> str:
         _sharding(p),
         f"{job.microbatches} microbatch{'es' if job.microbatches > 1 else ''} of {job.micro_batch} x {job.sequence:,}",
         job.precision,
+        lengths_text(job.lengths),
         tuning_text(job.tuning),
         _recompute(p),
         job.framework.key,

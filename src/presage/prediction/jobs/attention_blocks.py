@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from presage.configs.job import Job
 from presage.costs.families.attention import AttentionShape
 from presage.parallel.plan import Axis
@@ -54,9 +56,12 @@ def _attention_core(b: LayerBuilder, job: Job, s: RankSizes, dim: int, value: in
         return _unfused(b, job, s, dim, value)
     p, m = job.parallel, job.model
     queries, seen, masked = max(1, job.sequence // p.cp), job.sequence, m.causal
-    if p.cp > 1 and m.causal:  # a rank has an early and a late part, so each sees half of the keys on average
-        seen, masked = min(max(1, seen // 2), s.window or seen), False
-    shape = AttentionShape(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, s.window)
+    documents = cut_documents(job, s.window)
+    window = 0 if m.chunked else s.window
+    if p.cp > 1 and m.causal:
+        seen, masked = min(keys_seen(job, documents), window or job.sequence), False
+    packed = documents if p.cp == 1 else ()
+    shape = AttentionShape(job.micro_batch, s.head, keys, queries, seen, dim, value, masked, window, documents=packed)
     forward, backward = b.attention(shape), b.attention(shape._replace(backward=True))
     out = s.tokens * s.head * value * s.bytes
     sums = memory_pass(b, 2.0 * out)  # of outputs times their gradients, by row
@@ -67,6 +72,24 @@ def _attention_core(b: LayerBuilder, job: Job, s: RankSizes, dim: int, value: in
     gather = b.collective("all_gather", sent, Axis.CP, forward)
     gather_back = b.collective("all_gather", 2 * sent, Axis.CP, backward)
     return b.block("core_attn", [gather, forward, joined], [gather_back, sums, backward, joined])
+
+
+def cut_documents(job: Job, window: int) -> tuple[int, ...]:
+    """What a query sees of a row: its document, or in a layer with chunks its chunk of it; empty: the whole row."""
+    documents = job.documents
+    if not (job.model.chunked and window and window < job.sequence):
+        return documents
+    return tuple(min(window, n - i) for n in documents or (job.sequence,) for i in range(0, n, window))
+
+
+def keys_seen(job: Job, documents: tuple[int, ...]) -> int:
+    """Keys that a context-parallel rank's queries see on average under a causal mask: half of their document where each
+    rank has an early and a late part of it; else those of the rank that sees most."""
+    p, rows = job.parallel, documents or (job.sequence,)
+    if job.balanced:
+        return max(1, round(sum(n * n for n in rows) / sum(rows) / 2))
+    part, before = max(1, job.sequence // p.cp), np.concatenate([np.arange(n) for n in rows])
+    return max(1, round(max(before[i * part : (i + 1) * part].mean() for i in range(p.cp))))
 
 
 def _unfused(b: LayerBuilder, job: Job, s: RankSizes, dim: int, value: int) -> None:

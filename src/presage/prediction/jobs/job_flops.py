@@ -43,12 +43,12 @@ def job_flops(job: Job, convention: str = DEFAULT) -> JobFlops:
     m, sequence = job.model, job.sequence
     forward, again, scores = 0.0, 0.0, 0.0
     for count, layer in _kinds(m):
-        blocks = layer_flops(m, layer, sequence, convention)
+        blocks = layer_flops(m, layer, sequence, convention, job.documents)
         forward += count * sum(blocks.values())
         scores += count * blocks.get("core_attn", 0.0)
         again += count * sum(f * _repeated(job, name) for name, f in blocks.items())
     head = 2.0 * m.hidden * m.vocab
-    last = layer_flops(m, m.layers - 1, sequence, convention)
+    last = layer_flops(m, m.layers - 1, sequence, convention, job.documents)
     further = m.predicted * (sum(last.values()) + 4.0 * m.hidden**2 + head)
     model = 6.0 * m.active_parameters if convention == "6N" else 3 * (forward + head + further)
     if job.tuning.frozen:  # no gradients of frozen weights: two thirds of the products with them; scores as they are
@@ -71,10 +71,14 @@ def _kinds(m: Transformer) -> list[tuple[int, int]]:
     return [(len(layers), layers[0]) for layers in seen.values()]
 
 
-def layer_flops(m: Transformer, layer: int, sequence: int, convention: str = DEFAULT) -> dict[str, float]:
-    """FLOPs of one token's forward pass through one layer, by block (those of `transformer_layer`)."""
+def layer_flops(
+    m: Transformer, layer: int, sequence: int, convention: str = DEFAULT, documents: tuple[int, ...] = ()
+) -> dict[str, float]:
+    """FLOPs of one token's forward pass through one layer, by block (those of `transformer_layer`). Scores are those
+    within documents; masked ones that count are those of whole sequences all the same."""
     mixer = m.mixer(layer)
-    mixing = _attention(m, layer, sequence, convention) if mixer == "attention" else _recurrent(m, mixer, convention)
+    rows = (documents if convention == DEFAULT else ()) or (sequence,)
+    mixing = _attention(m, layer, rows, convention) if mixer == "attention" else _recurrent(m, mixer, convention)
     return mixing | (_feed_forward(m, layer) if m.feeds(layer) else {})
 
 
@@ -92,10 +96,10 @@ def _recurrent(m: Transformer, mixer: str, convention: str) -> dict[str, float]:
     return {"in_proj": 2.0 * h * into, "scan": 0.0 if convention == "6N" else scan, "out_proj": 2.0 * h * out}
 
 
-def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> dict[str, float]:
+def _attention(m: Transformer, layer: int, rows: tuple[int, ...], convention: str) -> dict[str, float]:
     h, z = m.hidden, m.latent
     dims = m.query_width + m.value_width
-    scores = 0.0 if convention == "6N" else 2.0 * dims * _seen(m, layer, sequence, convention != DEFAULT)
+    scores = 0.0 if convention == "6N" else 2.0 * dims * _seen_of(m, layer, rows, convention != DEFAULT)
     if z is None:
         into = m.heads * m.head_dim * (2 if m.gated_attention else 1) + 2 * m.key_width
         return {"qkv": 2.0 * h * into, "core_attn": scores, "proj": 2.0 * h * m.value_width}
@@ -107,6 +111,13 @@ def _attention(m: Transformer, layer: int, sequence: int, convention: str) -> di
         "core_attn": scores,
         "proj": 2.0 * h * m.value_width,
     }
+
+
+def _seen_of(m: Transformer, layer: int, rows: tuple[int, ...], all_of: bool) -> float:
+    """Keys a query meets, on average over documents, which a layer with chunks cuts."""
+    if m.chunked and m.has_window(layer) and not all_of:
+        rows = tuple(min(m.window, n - i) for n in rows for i in range(0, n, m.window))
+    return sum(n * _seen(m, layer, n, all_of) for n in rows) / sum(rows)
 
 
 def _seen(m: Transformer, layer: int, sequence: int, all_of: bool) -> float:
