@@ -68,17 +68,28 @@ def transformer_engine(job: Job) -> bool:
 
 
 def layer_activations(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> LayerMemory:
-    k, r = without_frozen(job, _kept(job, experts)), job.recompute
-    k = narrowed(job, k, mixer, feeds, number_bytes(job.precision))
-    whole = sum(k)
+    whole = sum(_whole_layer(job, experts, mixer, feeds))
+    kept = sum(layer_parts(job, experts, mixer, feeds).values())
+    left = kept / (1 - job.recompute.offload) if kept else 0.0
+    return LayerMemory(kept, whole, whole - left + _live_gradients(job, experts))
+
+
+def layer_parts(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> dict[str, float]:
+    """What a layer keeps with the job's recomputation, by part; `input`: of layers that are recomputed as a whole."""
+    k, r = _whole_layer(job, experts, mixer, feeds), job.recompute
+    parts = {"input": 0.0} | k._asdict()
+    left = parts
     if r.mode == "full":
-        kept = _layer_input(job)
+        left = dict.fromkeys(parts, 0.0) | {"input": _layer_input(job)}
     elif r.mode == "selective":
-        kept = sum(_selected(job, k, r.modules or ("core_attn",)))
-    else:
-        kept = whole
-    kept = r.share * kept + (1 - r.share) * whole
-    return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _live_gradients(job, experts))
+        left = {"input": 0.0} | _selected(job, k, r.modules or ("core_attn",))._asdict()
+    return {name: (r.share * left[name] + (1 - r.share) * parts[name]) * (1 - r.offload) for name in parts}
+
+
+def _whole_layer(job: Job, experts: bool, mixer: str, feeds: bool) -> LayerActivations:
+    """A layer without recomputation."""
+    k = without_frozen(job, _kept(job, experts))
+    return narrowed(job, k, mixer, feeds, number_bytes(job.precision))
 
 
 def _layer_input(job: Job) -> float:

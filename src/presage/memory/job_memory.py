@@ -100,7 +100,7 @@ class JobMemory:
 def job_memory(job: Job) -> JobMemory:
     """Memory of one rank of every stage."""
     common = _Common(job)
-    layers = _layers(job)
+    layers = layer_counts(job)
     stages = tuple(common.stage(number, *layers[number]) for number in range(job.parallel.pp))
     return JobMemory(stages, float(job.platform.gpu.memory), _memory_source(job))
 
@@ -109,7 +109,7 @@ def most_needed(job: Job) -> float:
     """`job_memory(job).needed`, computed from fewer stages: of equal inner stages the first holds most microbatches."""
     if job.model.pattern:
         return job_memory(job).needed
-    common, layers, last = _Common(job), _layers(job), job.parallel.pp - 1
+    common, layers, last = _Common(job), layer_counts(job), job.parallel.pp - 1
     alike: dict[tuple[int, int], int] = {}
     for number in range(1, last):
         alike.setdefault(layers[number], number)
@@ -124,7 +124,7 @@ def _memory_source(job: Job) -> str:
     return "allocated" if host in ("megatron-core", "graph") else "reserved"
 
 
-def _layers(job: Job) -> tuple[tuple[int, int], ...]:
+def layer_counts(job: Job) -> tuple[tuple[int, int], ...]:
     """Number of dense and of MoE layers, by stage; of a pattern all count as dense, `StageKinds` tells them apart."""
     x = job.model.experts if not job.model.pattern else None
     return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)

@@ -8,9 +8,11 @@ from typing import Any
 
 from presage.configs.check import problems
 from presage.configs.job import Job, Recompute
+from presage.memory.flags import change_flags
 from presage.memory.job_memory import job_memory
 from presage.parallel.schedules import ONE_CHUNK
 
+MOST_CHANGES = 4  # that are made at once
 LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 
@@ -22,6 +24,7 @@ class MemorySaving:
     saved: float  # bytes of the worst stage
     margin: float  # bytes left afterwards
     job: Job
+    flags: str = ""  # of its software
 
     @property
     def fits(self) -> bool:
@@ -29,15 +32,40 @@ class MemorySaving:
 
 
 def memory_savings(job: Job) -> tuple[MemorySaving, ...]:
-    """All single changes that save memory and keep the job valid, largest saving first."""
-    now = job_memory(job).needed
-    already = set(problems(job))
+    """All single changes that save memory and keep the job valid, largest saving first; where none of them makes it
+    fit, before them several at once that do."""
+    now, already = job_memory(job), frozenset(problems(job))
+    found = _single_changes(job, now.needed, already)
+    if now.fits or not found or any(h.fits for h in found):
+        return found
+    together = _together(job, now.needed, already)
+    return (together, *found) if together else found
+
+
+def _single_changes(job: Job, now: float, already: frozenset[str]) -> tuple[MemorySaving, ...]:
     savings = []
     for change, other in _changes(job):
-        if set(problems(other)) <= already:
+        if already.issuperset(problems(other)):
             then = job_memory(other)
-            savings.append(MemorySaving(change, now - then.needed, then.margin, other))
+            flags = change_flags(job, other)
+            savings.append(MemorySaving(change, now - then.needed, then.margin, other, flags))
     return tuple(sorted((h for h in savings if h.saved > LEAST * now), key=lambda h: -h.saved))
+
+
+def _together(job: Job, now: float, already: frozenset[str]) -> MemorySaving | None:
+    """The change that saves most, then of what that leaves the one that does, until it fits."""
+    other, said = job, []
+    for _ in range(MOST_CHANGES):
+        found = _single_changes(other, job_memory(other).needed, already)
+        if not found:
+            return None
+        best = next((h for h in found if h.fits), found[0])
+        other, said = best.job, [*said, best.change]
+        if best.fits:
+            return MemorySaving(
+                " and ".join(said), now - job_memory(other).needed, best.margin, other, change_flags(job, other)
+            )
+    return None
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:

@@ -13,7 +13,6 @@ from presage.report.answer import Answer, DataTable, Fact, data_table, limit_row
 from presage.report.next_sections import next_plans_section
 from presage.report.terms import (
     LEAST,
-    MEMORY,
     count_text,
     gpu_basis,
     interval,
@@ -230,21 +229,27 @@ def _stage_cells(s: StageSummary) -> tuple[str, ...]:
 
 
 def memory_table(p: JobResult) -> DataTable:
-    """Memory of the fullest stage by kind."""
-    m = p.memory.worst
-    held = [(words, float(getattr(m, name))) for name, words in MEMORY.items() if getattr(m, name)]
+    """Memory of the fullest stage at its worst moment, as the job's software names the parts."""
+    held = list(p.memory_parts.items())
     title = f"Memory per GPU of stage {_fullest(p)}"
-    return share_table(title, ("what", "bytes", "share"), held, ("needed", m.needed), size)
+    return share_table(title, ("what", "bytes", "share"), held, ("needed", p.memory.worst.needed), size)
 
 
 def savings_table(p: JobResult) -> DataTable:
-    """Changes that save memory; at the terminal where the job does not fit."""
+    """Changes that save memory: those that make the job fit first, the least slow before; at the terminal without -v
+    where the job does not fit."""
+    costs = list(zip(p.helps, p.help_costs, strict=False))[:SAVINGS_SHOWN]
+    costs.sort(key=lambda pair: (not pair[0].fits, pair[1] if pair[0].fits else -pair[0].saved))
     rows = [
-        (h.change, size(h.saved), size(h.margin) if h.margin >= 0 else f"-{size(-h.margin)}", "yes" if h.fits else "no")
-        for h in p.helps[:SAVINGS_SHOWN]
+        (h.change, h.flags, size(h.saved), _left(h.margin), "yes" if h.fits else "no", signed(cost))
+        for h, cost in costs
     ]
-    columns = ("change", "saves", "then left", "fits")
-    return data_table("What would save memory", columns, rows, where="page" if p.memory.fits else "both")
+    columns = ("change", "flags", "saves", "then left", "fits", "step time")
+    return data_table("What would save memory", columns, rows, text=2, key=not p.memory.fits)
+
+
+def _left(margin: float) -> str:
+    return size(margin) if margin >= 0 else f"-{size(-margin)}"
 
 
 # ---- the distribution
