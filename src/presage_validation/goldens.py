@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from presage.configs.frameworks import generation
 from presage.configs.job import Job
 from presage.configs.job_file import job_from_sections
 from presage.configs.megatron import arguments_sections
@@ -56,7 +57,7 @@ def golden_job(row: Mapping[str, str], gpus: int = 0) -> Job:
         raise PresageError("its GPU is not stated")
     chip = gpu_by_name(row["gpu"])
     sections["cluster"] = {"gpu": chip.key}
-    chosen = _attention(row, flags, float(chip.compute_capability or 0))
+    chosen = _attention(row, flags, generation(chip))
     sections["framework"] |= {"attention": chosen} if chosen else {}
     job, _ = job_from_sections(sections, row["case"])
     said = json.loads(row["env"] or "{}").get("CUBLAS_WORKSPACE_CONFIG")

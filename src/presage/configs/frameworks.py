@@ -44,7 +44,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
     Overrides are fields of Framework.
     """
-    base = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
+    base = _shipped(name, generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
     if not overrides:
         return base
     known = {f.name for f in fields(Framework)}
@@ -59,7 +59,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
 def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
     """A framework from its fact file."""
-    return _read(Path(path), _generation(gpu))
+    return _read(Path(path), generation(gpu))
 
 
 def overlap_of(name: str) -> Overlap:
@@ -101,7 +101,7 @@ def _read(path: Path, generation: float) -> Framework:
     return out
 
 
-def _generation(gpu: Gpu | None) -> float:
+def generation(gpu: Gpu | None) -> float:
     """Its compute capability; 0 for other makers' GPUs, and for none."""
     try:
         return float(gpu.compute_capability) if gpu else 0.0

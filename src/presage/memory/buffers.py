@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from presage.configs.frameworks import generation
 from presage.configs.job import Job
 from presage.configs.tuning import BASES
 from presage.memory.activations import number_bytes, transformer_engine
@@ -82,7 +83,7 @@ def workspaces(job: Job) -> float:
     """Of cuBLAS, for PyTorch's handle of the forward and of the backward thread; Transformer Engine has its own."""
     gpu = job.platform.gpu
     megatron = job.framework.host in ("megatron-core", "graph")
-    engine = (ENGINE_WORKSPACE if float(gpu.compute_capability or 0) >= 9 else OLD_WORKSPACE) if megatron else 0.0
+    engine = (ENGINE_WORKSPACE if generation(gpu) >= 9 else OLD_WORKSPACE) if megatron else 0.0
     if job.overlap.tensor and job.parallel.tp > 1:
         engine *= USERBUFFER_STREAMS
     if job.model.experts and job.framework.grouped_experts:

@@ -6,8 +6,7 @@ TrainingArguments, DeepSpeed's configuration. Software without such words gets p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 from presage.configs.job import Job
 
@@ -23,7 +22,8 @@ MEGATRON = {
     "zero3": "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "selective": "--recompute-granularity selective --recompute-modules {}",
-    "fused_loss": "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "attention": "--attention-backend flash",
+    "fused_loss": "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
+    "attention": "--attention-backend flash",
     "shard": "--num-distributed-optimizer-instances 1",
 }  # fmt: skip
 NEMO = {
@@ -41,6 +41,7 @@ NEMO = {
 OLD_MEGATRON = MEGATRON | {"full": "--checkpoint-activations", "attention": "--use-flash-attn"}
 MEGATRON_DEEPSPEED = OLD_MEGATRON | {f"zero{i}": f"--zero-stage {i}" for i in (1, 2, 3)}
 TITAN = {
+    "sequence_parallel": "",  # goes with the former
     "tp": "--parallelism.tensor_parallel_degree {}", "pp": "--parallelism.pipeline_parallel_degree {}",
     "cp": "--parallelism.context_parallel_degree {}", "ep": "--parallelism.expert_parallel_degree {}",
     "expert_tp": "--parallelism.expert_tensor_parallel_degree {}", "micro_batch": "--training.local_batch_size {}",
@@ -49,7 +50,8 @@ TITAN = {
 }  # fmt: skip
 TRAINER = {
     "micro_batch": "per_device_train_batch_size={}", "zero2": 'fsdp="shard_grad_op auto_wrap"',
-    "zero3": 'fsdp="full_shard auto_wrap"', "full": "gradient_checkpointing=True", "fused_loss": "use_liger_kernel=True",
+    "zero3": 'fsdp="full_shard auto_wrap"', "full": "gradient_checkpointing=True",
+    "fused_loss": "use_liger_kernel=True",
     "attention": 'attn_implementation="flash_attention_2"', "tp": "tp_size={}", "cp": "cp_size={}",
 }  # fmt: skip
 DEEPSPEED = TRAINER | {f"zero{i}": f"zero_optimization.stage={i}" for i in (1, 2, 3)}
@@ -69,31 +71,22 @@ SOFTWARE: Mapping[str, Words] = {
 ALIKE = {"norm": "layernorm"}  # modules that Megatron calls otherwise
 
 
-class _Differs(NamedTuple):
-    """A key of the words above, what it is now, and how its value is said."""
-
-    key: str
-    value: Callable[[Job], object]
-
-
-DEGREES = tuple(
-    _Differs(name, lambda j, name=name: getattr(j.parallel, name))  # type: ignore[misc]
-    for name in ("tp", "pp", "virtual", "cp", "ep", "expert_tp")
-) + (_Differs("micro_batch", lambda j: j.micro_batch),)
+DEGREES = ("tp", "pp", "virtual", "cp", "ep", "expert_tp")
 
 
 def change_flags(before: Job, after: Job) -> str:
     """What to say to the job's software for one job to become the other."""
-    words = SOFTWARE.get(before.framework.key, PRESAGE)
-    said = (words.get(key) or PRESAGE[key] for key in _keys(before, after))
-    return " ".join(text.format(_value(key, after)) for key, text in zip(_keys(before, after), said, strict=True))
+    words = PRESAGE | SOFTWARE.get(before.framework.key, {})
+    said = (words[key].format(_value(key, after)) for key in _keys(before, after))
+    return " ".join(text for text in said if text)
 
 
 def _keys(before: Job, after: Job) -> Iterator[str]:
-    for key, value in DEGREES:
-        if value(before) != value(after):
-            yield key
+    """Keys of the words above for what differs."""
     p, q = before.parallel, after.parallel
+    yield from (key for key in DEGREES if getattr(p, key) != getattr(q, key))
+    if after.micro_batch != before.micro_batch:
+        yield "micro_batch"
     if q.sequence_parallel and not p.sequence_parallel:
         yield "sequence_parallel"
     if q.zero > p.zero:
@@ -112,6 +105,4 @@ def _value(key: str, job: Job) -> object:
     if key == "selective":
         named = job.framework.key in ("megatron-core", "nemo")
         return " ".join(ALIKE.get(m, m) if named else m for m in job.recompute.modules or ("core_attn",))
-    if key == "shard":
-        return job.parallel.shard
-    return next((value(job) for name, value in DEGREES if name == key), "")
+    return job.micro_batch if key == "micro_batch" else getattr(job.parallel, key, "")

@@ -13,6 +13,7 @@ from presage.memory.job_memory import job_memory
 from presage.parallel.schedules import ONE_CHUNK
 
 MOST_CHANGES = 4  # that are made at once
+WHAT = {"op": "all but every second product (selective)"}
 LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 
@@ -109,15 +110,29 @@ def _sharded(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def _computed_again(job: Job) -> Iterator[tuple[str, Job]]:
-    r, m = job.recompute, job.model
+    r = job.recompute
     if r.mode == "full" and r.share >= 1:
         return
     yield "full recomputation", replace(job, recompute=Recompute("full"))
-    modules = ["core_attn", "norm", "mlp"] + (["moe_act", "moe"] if m.experts else [])
-    for name in modules + (["mla_up_proj"] if m.latent else []):
-        if r.mode != "full" and name not in r.modules and "op" not in r.modules:
-            given = (*r.modules, name) if r.mode == "selective" else (name,)
-            yield f"recomputation of {name}", replace(job, recompute=Recompute("selective", given))
+    if r.mode == "full" or "op" in r.modules:
+        return
+    for name in _modules(job):
+        if name not in r.modules:
+            given = (*r.modules, name) if r.mode == "selective" and name != "op" else (name,)
+            yield f"recomputation of {WHAT.get(name, name)}", replace(job, recompute=Recompute("selective", given))
+
+
+def _modules(job: Job) -> Iterator[str]:
+    """What the job's software can compute again by itself: TorchTitan every second product, Megatron modules."""
+    m, key = job.model, job.framework.key
+    if key.startswith("torchtitan"):
+        yield "op"
+    elif key in ("megatron-2021", "megatron-deepspeed"):
+        yield "core_attn"
+    elif not key.startswith("hf-") and key != "deepspeed":
+        yield from ("core_attn", "norm", "mlp")
+        yield from ("moe_act", "moe") if m.experts else ()
+        yield from ("mla_up_proj",) if m.latent else ()
 
 
 def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
