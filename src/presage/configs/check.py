@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from presage.configs.job import PRECISIONS, Job
+from presage.configs.recipes import recipe_problems
 from presage.configs.transformer import Experts, Transformer
 from presage.configs.tuning import tuning_problems
 from presage.errors import PresageError
@@ -81,6 +82,7 @@ def _numbers(job: Job, out: list[str]) -> None:
         if name not in MODULES:
             out.append(f"recompute knows no module {name!r}: choose from {', '.join(MODULES)}")
     out += tuning_problems(job.tuning, job.model)
+    out += recipe_problems(job.recipe, job.precision, job.optimizer)
     if job.optimizer not in OPTIMIZERS:
         out.append(f"optimizer is {job.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
 

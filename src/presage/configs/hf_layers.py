@@ -26,6 +26,7 @@ REFUSED = {
     "gemma3n": f"per-layer embeddings and nested feed-forward blocks are not modelled: {OWN}",
     "gemma3n_text": f"per-layer embeddings and nested feed-forward blocks are not modelled: {OWN}",
 }
+ASSUMED_PATCHES = 5476  # of an image of 1,036 x 1,036 pixels in patches of 14
 HYBRIDS = (
     "nemotron_h",
     "qwen3_next",
@@ -107,3 +108,30 @@ def _kimi(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         "linear": linear,
         "positions": "none",
     }
+
+
+def vision_words(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Words of [model.vision] from a configuration's vision_config; a note where it cannot be read."""
+    v = config.get("vision_config")
+    if not isinstance(v, Mapping):
+        return {}
+    size, patch = v.get("image_size"), v.get("patch_size", v.get("spatial_patch_size"))
+    layers, heads = v.get("num_hidden_layers", v.get("depth")), v.get("num_attention_heads", v.get("num_heads"))
+    hidden, ffn = v.get("hidden_size"), v.get("intermediate_size")
+    numbers = [x for x in (patch, layers, heads, hidden, ffn) if isinstance(x, int)]
+    if len(numbers) < 5:
+        notes.append("vision_config is not read: its encoder costs nothing here; give [model.vision]")
+        return {}
+    merge = int(v.get("spatial_merge_size", 1)) ** 2
+    patches = (int(size) // int(patch)) ** 2 if isinstance(size, int) else ASSUMED_PATCHES
+    if not isinstance(size, int):
+        notes.append(f"images of {patches:,} patches are assumed: give model.vision.patches")
+    notes.append("one image a sample, the vision tower frozen: model.vision.images and frozen say otherwise")
+    full = v.get("fullatt_block_indexes") or ()
+    window = (int(v.get("window_size", 0)) // int(patch)) ** 2 if full else 0
+    inputs = 3 * int(patch) ** 2 * int(v.get("temporal_patch_size", 1))
+    return {
+        "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "patches": patches, "merge": merge, "inputs": inputs,
+        "gated": "silu" in str(v.get("hidden_act", "")), "window": window,
+        "full_every": int(layers or 0) // max(1, len(full)) if full else 0,
+    }  # fmt: skip

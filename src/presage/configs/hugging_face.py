@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from presage.configs.hf_layers import HYBRIDS, REFUSED, hybrid_words
+from presage.configs.hf_layers import HYBRIDS, REFUSED, hybrid_words, vision_words
 from presage.configs.transformer import CLAMPED
 from presage.errors import WRONG_VALUE, InputError, PresageError, near
 from presage.files.reading import read_json
@@ -18,7 +18,7 @@ NEOX = GPT | {"positions": "rope", "tied": False}
 LIKE_LLAMA = (
     "llama", "llama4", "llama4_text", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     "deepseek_v2", "deepseek_v3", "kimi_k2", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "internlm", "internlm2",
-    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee",
+    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee",
     "helium", "dots1", "minimax_m2", "granite_text", "mistral3", "ministral3", "yi", "baichuan", "deepseek", "aquila",
 )  # fmt: skip
 
@@ -96,6 +96,7 @@ def config_words(config: Mapping[str, Any]) -> Config:
     inner = config.get("text_config")
     if isinstance(inner, dict):  # of a model that sees, too: its text part
         outer = {k: config[k] for k in ("model_type", "tie_word_embeddings") if k in config}
+        outer |= {"vision_config": config["vision_config"]} if "vision_config" in config else {}
         config = outer | inner
         kind = kind if kind in FAMILIES else str(config.get("model_type", kind))
     _refuse(config, kind)
@@ -114,6 +115,7 @@ def config_words(config: Mapping[str, Any]) -> Config:
     words |= {k: v for k, v in (("latent", _latent(config)), ("experts", _experts(config, words))) if v}
     if "latent" in words:
         words |= {"head_dim": words["latent"]["value"], "kv_heads": words["heads"]}
+    words |= {"vision": seen} if (seen := vision_words(config, notes)) else {}
     if kind in HYBRIDS:
         words |= hybrid_words(config, kind, int(words["layers"]))
     if config.get("num_nextn_predict_layers"):

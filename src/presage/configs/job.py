@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from presage.configs.frameworks import Framework, Overlap
 from presage.configs.lengths import packed_documents
+from presage.configs.recipes import USUAL, Recipe
 from presage.configs.transformer import Transformer
 from presage.configs.tuning import FULL, Tuning
 from presage.hardware import Platform
@@ -48,6 +49,7 @@ class Job:
     name: str = ""
     host: str = ""  # a known host's name, or a file; the H200's where there is none
     tuning: Tuning = FULL
+    recipe: Recipe = USUAL
     lengths: tuple[int, ...] = ()  # of documents that sequences are packed of, each as likely; empty: one a sequence
     balanced: bool = True  # context-parallel ranks have an early and a late part each; not: one part after the other
 

@@ -14,6 +14,7 @@ from presage.configs.job import Job, Recompute
 from presage.configs.lengths import parse_lengths
 from presage.configs.megatron import read_arguments
 from presage.configs.models import read_model
+from presage.configs.recipes import SCALING_NAMES, Recipe
 from presage.configs.schema import (
     ClusterConfig,
     FrameworkConfig,
@@ -145,10 +146,16 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         name=words.name or _stem(path) or model.name,
         host=_host(path, words.cluster.host or ""),
         tuning=_tuning(path, t),
+        recipe=_recipe(t),
         lengths=_lengths(path, t),
         balanced=_balanced(path, words.parallel),
     )
     return job, notes
+
+
+def _recipe(t: TrainingConfig) -> Recipe:
+    scaling = SCALING_NAMES.get(t.scaling or "", t.scaling or "")
+    return Recipe(scaling, t.muon_steps, t.muon, t.host_optimizer, t.host_overlap)
 
 
 def _lengths(path: str | Path, t: TrainingConfig) -> tuple[int, ...]:

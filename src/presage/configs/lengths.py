@@ -26,8 +26,12 @@ DRAWS = 200  # rows, of which the most usual one stands for all
 MOST = 1e9  # tokens
 
 
-def parse_lengths(text: str, path: str | Path) -> tuple[int, ...]:
-    """Lengths, each as likely: of a law such as "lognormal 900 1.1", or of a file beside the job's."""
+def parse_lengths(text: str | list[int], path: str | Path) -> tuple[int, ...]:
+    """Lengths, each as likely: of a law such as "lognormal 900 1.1", of a file beside the job's, or as they are."""
+    if isinstance(text, list):
+        if not text or min(text) < 1 or max(text) > MOST:
+            raise PresageError("should be lengths in tokens, 1 or more")
+        return tuple(text)
     kind, *numbers = text.split()
     if kind not in LAWS:
         file = Path(path).parent / text

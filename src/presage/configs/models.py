@@ -15,6 +15,7 @@ from typing import Any
 from presage.configs.hugging_face import read_config
 from presage.configs.schema import ExpertConfig, ModelConfig, check_keys, convert_section, given_fields, merge_sections
 from presage.configs.transformer import GATED, LETTERS, Experts, Latent, LinearAttention, Mamba, Transformer
+from presage.configs.vision import VisionTower
 from presage.errors import InputError, PresageError, near
 from presage.files.reading import lines
 from presage.hardware.facts import load_toml
@@ -24,7 +25,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "none")
 SPREAD = 17  # busy experts are so far from each other, for software deals them out to ranks
 REQUIRED = ("hidden", "layers", "heads", "vocab")
-PARTS = ("experts", "latent", "mamba", "linear", "pattern", "layer_types")  # what is no plain field
+PARTS = ("experts", "latent", "mamba", "linear", "vision", "pattern", "layer_types")  # what is no plain field
 # Hugging Face's names of layers, as letters of a pattern. Each is followed by a feed-forward block.
 LAYER_TYPES = {
     "full_attention": "a", "attention": "a", "sliding_attention": "w", "chunked_attention": "w", "mamba": "m",
@@ -51,6 +52,7 @@ def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model"
         latent=Latent(**given_fields(w.latent)) if w.latent else None,
         mamba=Mamba(**given_fields(w.mamba)) if w.mamba else None,
         linear=LinearAttention(**given_fields(w.linear)) if w.linear else None,
+        vision=VisionTower(**given_fields(w.vision)) if w.vision else None,
         pattern=_pattern(w, path),
     )
 

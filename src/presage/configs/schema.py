@@ -59,6 +59,22 @@ class LinearConfig(msgspec.Struct):
     kind: str = "gated-delta"
 
 
+class VisionConfig(msgspec.Struct):
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    patches: int
+    images: float = 1.0
+    merge: int = 1
+    inputs: int = 588
+    gated: bool = False
+    window: int = 0
+    full_every: int = 0
+    extra: int = 0
+    frozen: bool = True
+
+
 class ModelConfig(msgspec.Struct):
     preset: str | None = None
     config: str | None = None  # a Hugging Face config.json
@@ -88,6 +104,7 @@ class ModelConfig(msgspec.Struct):
     latent: LatentConfig | None = None
     mamba: MambaConfig | None = None
     linear: LinearConfig | None = None
+    vision: VisionConfig | None = None
 
 
 class RecomputeConfig(msgspec.Struct):
@@ -114,7 +131,12 @@ class TrainingConfig(msgspec.Struct):
     precision: str = "bf16"
     optimizer: str = "adam"
     recompute: str | RecomputeConfig = "none"
-    lengths: str | None = None  # of documents that sequences are packed of: a law, or a file
+    lengths: str | list[int] | None = None  # of documents that sequences are packed of: a law, a file, or lengths
+    scaling: str | None = None  # of fp8: delayed, tensor, row, block
+    muon: str = "sharded"
+    muon_steps: int = 5
+    host_optimizer: float = 0.0
+    host_overlap: bool = False
     tune: str | None = None  # full; lora where there is a [training.lora]
     lora: LoraConfig | None = None
 
@@ -219,9 +241,9 @@ class JobConfig(msgspec.Struct):
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "model.mamba": MambaConfig,
-    "model.linear": LinearConfig, "training": TrainingConfig, "training.recompute": RecomputeConfig,
-    "training.lora": LoraConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
-    "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
+    "model.linear": LinearConfig, "model.vision": VisionConfig, "training": TrainingConfig,
+    "training.recompute": RecomputeConfig, "training.lora": LoraConfig, "parallel": ParallelConfig,
+    "overlap": OverlapConfig, "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
 }  # fmt: skip
 
 

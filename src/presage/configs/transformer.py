@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from presage.configs.vision import VisionTower
+
 CLAMPED = "clamped_swiglu"  # whose inputs are held within limits first (gpt-oss)
 GATED = ("swiglu", "geglu", "reglu", CLAMPED)  # three matrices in a feed-forward block; all others have two
 
@@ -166,6 +168,7 @@ class Transformer:
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
     gated_attention: bool = False  # outputs of attention times a gate, made with the queries (Qwen3-Next)
+    vision: VisionTower | None = None  # an encoder of images before the first layer
     chunked: bool = False  # the window is a chunk: a query sees those before it in its chunk (Llama 4)
     name: str = ""
 
@@ -294,7 +297,18 @@ class Transformer:
     def parameters(self) -> int:
         """All parameters, without multi-token-prediction layers, as model cards count."""
         layers = sum(self.layer_parameters(i) for i in range(self.layers))
-        return self.embedding_parameters + layers + self.head_parameters
+        return self.embedding_parameters + layers + self.head_parameters + self.vision_parameters
+
+    @property
+    def vision_parameters(self) -> int:
+        """Of the encoder of images and its projector."""
+        return self.vision.parameters(self.hidden) if self.vision else 0
+
+    @property
+    def trained_vision_parameters(self) -> int:
+        """Of them, those that are trained: a frozen tower's projector alone."""
+        v = self.vision
+        return 0 if v is None else v.projector(self.hidden) if v.frozen else v.parameters(self.hidden)
 
     @property
     def active_parameters(self) -> int:

@@ -28,13 +28,13 @@ ATTENTION = ("q", "k", "v", "o")
 FEED_FORWARD = ("gate", "up", "down")
 # Matrices that adapters may stand beside, by the names they go by: Hugging Face's, Megatron's, short ones.
 TARGETS = {
-    **{name: (name,) for name in (*ATTENTION, *FEED_FORWARD, "qkv", "fc1", "q_a", "q_b", "kv_a", "kv_b", "in", "out")},
+    **{name: (name,) for name in (*ATTENTION, *FEED_FORWARD, "qkv", "fc1", "q_a", "q_b", "kv_a", "kv_b")},
     **{f"{name}_proj": (name,) for name in (*ATTENTION, *FEED_FORWARD, "qkv")},
-    "o_proj": ("o",), "wq": ("q",), "wk": ("k",), "wv": ("v",), "wo": ("o",), "w1": ("gate",), "w2": ("down",),
-    "w3": ("up",), "c_attn": ("qkv",), "c_proj": ("o",), "query_key_value": ("qkv",), "dense": ("o",),
-    "linear_qkv": ("qkv",), "linear_proj": ("o",), "linear_fc1": ("fc1",), "linear_fc2": ("down",),
-    "gate_up_proj": ("fc1",), "fc2": ("down",), "q_a_proj": ("q_a",), "q_b_proj": ("q_b",),
-    "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",), "in_proj": ("in",), "out_proj": ("out",),
+    "wq": ("q",), "wk": ("k",), "wv": ("v",), "wo": ("o",), "w1": ("gate",), "w2": ("down",), "w3": ("up",),
+    "c_attn": ("qkv",), "c_proj": ("o",), "query_key_value": ("qkv",), "dense": ("o",), "attention_qkv": ("qkv",),
+    "attention_dense": ("o",), "mlp_fc1": ("fc1",), "mlp_fc2": ("down",), "linear_qkv": ("qkv",),
+    "linear_proj": ("o",), "linear_fc1": ("fc1",), "linear_fc2": ("down",), "gate_up_proj": ("fc1",), "fc2": ("down",),
+    "q_a_proj": ("q_a",), "q_b_proj": ("q_b",), "kv_a_proj_with_mqa": ("kv_a",), "kv_b_proj": ("kv_b",),
     "attention": ATTENTION, "mlp": FEED_FORWARD, "all-linear": (*ATTENTION, *FEED_FORWARD),
 }  # fmt: skip
 

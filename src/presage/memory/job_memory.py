@@ -8,7 +8,14 @@ from functools import lru_cache
 from presage.configs.job import Job
 from presage.memory.activations import layer_activations, number_bytes
 from presage.memory.buffers import OLD, buffers, input_masks, logits, outside
-from presage.memory.layer_kinds import FrozenBytes, frozen_bytes
+from presage.memory.layer_kinds import (
+    FrozenBytes,
+    adam_of_ends,
+    frozen_bytes,
+    frozen_tower,
+    host_share,
+    tower_activations,
+)
 from presage.memory.optimizer_state import optimizer_state, parameter_shards
 from presage.memory.stage_kinds import stage_kinds
 from presage.parallel.schedules import Extent, schedule_kind
@@ -160,6 +167,7 @@ class _Common:
         self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
         self.kinds = stage_kinds(job) if m.pattern else ()
+        self.tower = tower_activations(job)
         self.dense = layer_activations(job, experts=False)
         self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
@@ -181,6 +189,8 @@ class _Common:
             kept, working = self.activations(0, 0, flight, first, last)
             kept, working = kept + k.kept * self.tokens * flight / self.virtual, k.working * self.tokens
         states = self.states(dense + moe, shared, experts, ends)
+        if first and self.model.vision:
+            states, kept = states._replace(weights=states.weights + frozen_tower(self.job)), kept + self.tower
         held, gathered = self.buffer_bytes(shared + experts, ends, dense, moe, last, flight)
         held += self.masks * (first or last)
         logits = self.logits if last else 0.0
@@ -222,14 +232,14 @@ class _Common:
         s = self.state
         return FrozenBytes(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
-            s.optimizer * shared + s.expert_optimizer * experts,
+            host_share(self.job) * (s.optimizer * shared + s.expert_optimizer * experts + adam_of_ends(self.job, ends)),
         )  # fmt: skip
 
     def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
         s, m = self.shares, self.model
         shared, experts = dense * s.dense + moe * s.moe, moe * s.experts
-        ends = s.embedding + s.positions if first else 0.0
+        ends = s.embedding + s.positions + m.trained_vision_parameters / self.job.parallel.tp if first else 0.0
         if last:
             ends += s.norm + (0.0 if m.tied and first else s.head)
             if m.predicted:

@@ -72,3 +72,31 @@ def frozen_bytes(job: Job, layers: float, inner: float, experts: float, ends: fl
     shards = max(1, job.sharding) if p.zero else 1
     gradients = own * trained / (shards if p.zero >= 2 else 1)
     return FrozenBytes(frozen + own * trained / cut, gradients, (moments + copy) * trained / shards)
+
+
+def adam_of_ends(job: Job, ends: float) -> float:
+    """Muon leaves embedding and head to Adam, whose second moment they have beside."""
+    return 4.0 * ends / (max(1, job.sharding) if job.parallel.zero else 1) if job.optimizer == "muon" else 0.0
+
+
+def host_share(job: Job) -> float:
+    """The share of the optimizer's state that the GPU keeps."""
+    return 1.0 - job.recipe.host_optimizer
+
+
+def frozen_tower(job: Job) -> float:
+    """Bytes of the frozen weights of an encoder of images."""
+    m = job.model
+    return 2.0 * (m.vision_parameters - m.trained_vision_parameters) / job.parallel.tp
+
+
+def tower_activations(job: Job) -> float:
+    """Bytes that a trained encoder of images keeps of a microbatch: 34 numbers of 16 bits a patch and layer as in
+    Korthikanti et al., without dropout; of a frozen one, what its projector reads."""
+    v = job.model.vision
+    if v is None:
+        return 0.0
+    rows = v.patches * v.images * job.micro_batch / job.parallel.tp
+    if v.frozen or job.recompute.mode == "full":
+        return 2.0 * rows * v.hidden * (1 if v.frozen else v.layers)
+    return rows * v.layers * (10.0 * v.hidden + 2.0 * (3 if v.gated else 2) * v.ffn)

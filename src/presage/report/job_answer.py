@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from presage.configs.lengths import lengths_text
+from presage.configs.recipes import recipe_text
 from presage.configs.tuning import tuning_text
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
@@ -123,6 +124,7 @@ def layout_text(p: JobResult) -> str:
         job.precision,
         lengths_text(job.lengths),
         tuning_text(job.tuning),
+        recipe_text(job.recipe, job.optimizer),
         _recompute(p),
         job.framework.key,
     ]

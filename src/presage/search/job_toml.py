@@ -12,6 +12,7 @@ from typing import Any
 from presage.configs.frameworks import Framework, framework, frameworks
 from presage.configs.job import Job
 from presage.configs.models import model_fields
+from presage.configs.recipes import recipe_fields
 from presage.configs.tuning import tuning_fields
 
 MB = 1e6
@@ -74,6 +75,7 @@ def _training(job: Job) -> dict[str, Any]:
     return {
         "sequence": job.sequence, "micro_batch": job.micro_batch, "global_batch": job.global_batch,
         "precision": job.precision, "optimizer": job.optimizer, "recompute": again, **tuning_fields(job.tuning),
+        **recipe_fields(job.recipe), **({"lengths": list(job.lengths)} if job.lengths else {}),
     }  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def _parallel(job: Job) -> dict[str, Any]:
     """Layers are dealt out by hand where they do not come out even."""
     p = job.parallel
     given = {k: v for k, v in asdict(p).items() if k not in ("layers_as", "ends_as_layers")}
-    out = {"gpus": job.gpus, **given}
+    out = {"gpus": job.gpus, **given} | ({} if job.balanced else {"cp_balance": "none"})
     if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % (p.pp * p.virtual):
         out["layers_as"] = [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]
     else:

@@ -14,7 +14,8 @@ from presage.prediction.from_code.describe import CodeJob
 from presage.prediction.jobs.efficiency import shipped_efficiency
 from presage.prediction.jobs.job_detail import job_roofline
 from presage.prediction.jobs.job_host import US, layer_host_of
-from presage.prediction.jobs.job_step import job_step, update_bytes
+from presage.prediction.jobs.job_step import job_step
+from presage.prediction.jobs.optimizer_step import update_bytes
 from presage.prediction.step import StepResult
 
 PARTS = ("products", "attention", "streams", "optimizer")

@@ -50,11 +50,25 @@ def job_flops(job: Job, convention: str = DEFAULT) -> JobFlops:
     head = 2.0 * m.hidden * m.vocab
     last = layer_flops(m, m.layers - 1, sequence, convention, job.documents)
     further = m.predicted * (sum(last.values()) + 4.0 * m.hidden**2 + head)
+    seen = _tower(m) / sequence
     model = 6.0 * m.active_parameters if convention == "6N" else 3 * (forward + head + further)
     if job.tuning.frozen:  # no gradients of frozen weights: two thirds of the products with them; scores as they are
         trained = sum(adapter_parameters(job.tuning, m, i) for i in range(m.layers))
         model = (model - 3 * scores) * 2 / 3 + 3 * scores + 6.0 * trained
-    return JobFlops(model * job.tokens, again * job.tokens, convention)
+    return JobFlops((model + (0.0 if convention == "6N" else seen)) * job.tokens, again * job.tokens, convention)
+
+
+def _tower(m: Transformer) -> float:
+    """FLOPs of a sample's images through the encoder before the decoder: forward, and backward where it is trained."""
+    v = m.vision
+    if v is None:
+        return 0.0
+    near = v.window or v.patches
+    far = 1 / v.full_every if v.window and v.full_every else 0.0
+    scores = 4.0 * v.hidden * (near * (1 - far) + v.patches * far)
+    inner = 2.0 * (4 * v.hidden**2 + (3 if v.gated else 2) * v.hidden * v.ffn) + scores
+    layers = v.layers * inner * v.patches * v.images * (1 if v.frozen else 3)
+    return layers + 6.0 * v.projector(m.hidden) * v.tokens
 
 
 def _repeated(job: Job, name: str) -> float:

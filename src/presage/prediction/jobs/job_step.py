@@ -20,15 +20,13 @@ from presage.prediction.jobs.block_cost import BlockCostModel, Passes
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_host import layer_host_of
+from presage.prediction.jobs.optimizer_step import optimizer_seconds
 from presage.prediction.jobs.replica_traffic import exchange
 from presage.prediction.jobs.stages import Chunk, Stages, chunks, layer_passes
 from presage.prediction.jobs.weights import Weights, trained_weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 Floats = NDArray[np.float64]
-# Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
-UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
-ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
 @dataclass(frozen=True)
@@ -199,13 +197,7 @@ def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> 
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    took = pricer.memory_bound_seconds(update_bytes(job) * most, "optimizer")
-    return max(took * pricer.paces.optimizer, launched)
-
-
-def update_bytes(job: Job) -> float:
-    """Bytes that the optimizer moves for a parameter."""
-    return job.framework.update_bytes or UPDATE_BYTES.get(job.optimizer, ONE_MOMENT)
+    return max(optimizer_seconds(job, pricer, most, layers), launched)
 
 
 def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:

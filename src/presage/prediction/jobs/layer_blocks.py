@@ -77,8 +77,8 @@ def linear(
     weight_gradient = None if frozen else b.weight_gradient(n, k, rows, s.kind)
     unpack = unpacked(b, job, name, float(n * k))
     bias = None if frozen else bias_gradient(b, job, s, rows * n)
-    forward = [unpack, cast(b, s, rows * k, frozen), forward_gemm, *beside.forward]
-    backward = [cast(b, s, rows * n, frozen), unpack, data_gradient, weight_gradient, bias, *beside.backward]
+    forward = [unpack, cast(b, job, s, rows * k), forward_gemm, *beside.forward]
+    backward = [cast(b, job, s, rows * n), unpack, data_gradient, weight_gradient, bias, *beside.backward]
     if s.tp > 1 and (enters or leaves):
         whole = rows * (k if enters else n) * s.bytes
         gather = job.parallel.sequence_parallel
@@ -136,9 +136,12 @@ def unpacked(b: LayerBuilder, job: Job, name: str, weights: float) -> PendingOp 
     return b.memory_bound((BASES[job.tuning.base] + 2.0) * weights, 1, "cast")
 
 
-def cast(b: LayerBuilder, s: RankSizes, numbers: float, frozen: bool = False) -> PendingOp | None:
-    """Into the low precision, as it is and, for a weight's gradient, transposed."""
-    return b.memory_bound((3.0 if frozen else 4.0) * numbers, 1, "cast") if s.kind in LOW else None
+def cast(b: LayerBuilder, job: Job, s: RankSizes, numbers: float) -> PendingOp | None:
+    """Into the low precision, as it is and, for a weight's gradient, transposed; with maxima, as the recipe scales."""
+    if s.kind not in LOW:
+        return None
+    c = job.recipe.cast
+    return b.memory_bound((c.once if job.tuning.frozen else c.nbytes) * numbers, c.launches, "cast")
 
 
 def bias_gradient(b: LayerBuilder, job: Job, s: RankSizes, numbers: float) -> PendingOp | None:

@@ -44,6 +44,7 @@ def plan_cache(job: Job, efficiency: Efficiency, paces: WorkPaces = EVEN) -> Pla
         job.framework,
         job.overlap,
         job.tuning,
+        job.recipe,
         job.lengths,
         job.balanced,
     )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from presage.configs.job import Job, Recompute
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
+from presage.prediction.jobs.vision_tower import tower_passes
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
@@ -161,7 +162,7 @@ def _ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
         ((_, one),) = pricer.block_costs(embedding_graph(job))
-        total += one
+        total += one + tower_passes(job, pricer)
     if last:
         for _, one in pricer.block_costs(head_graph(job)):
             total += one

@@ -117,8 +117,8 @@ def expert_gemms(b: LayerBuilder, job: Job, s: RankSizes, name: str, groups: int
     back = b.gemm(rows, k, n, s.kind, groups=groups, weight_k_major=False)
     weight = None if frozen else b.weight_gradient(n, k, rows, s.kind, groups)
     bias = None if frozen else bias_gradient(b, job, s, rows * groups * n)
-    ahead = [unpack, cast(b, s, rows * groups * k, frozen), forward]
-    b.block(name, ahead, [cast(b, s, rows * groups * n, frozen), unpack, back, weight, bias])
+    ahead = [unpack, cast(b, job, s, rows * groups * k), forward]
+    b.block(name, ahead, [cast(b, job, s, rows * groups * n), unpack, back, weight, bias])
 
 
 # ---- What comes before the first layer and after the last, as graph ops: embedding, vocabulary head, loss.

@@ -28,7 +28,7 @@ def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
     for number, count in dealt:
         shared += count * m.outside_expert_parameters(number)
         experts += count * m.expert_parameters(number)
-    shared += m.embedding_parameters if first else 0
+    shared += m.embedding_parameters + m.trained_vision_parameters if first else 0
     if last:
         alone = p.pp > 1 or p.virtual > 1
         shared += m.head_parameters + (m.vocab * m.hidden if m.tied and alone else 0)
