@@ -95,9 +95,10 @@ def _keys(before: Job, after: Job) -> Iterator[str]:
         yield "shard"
     if after.recompute != before.recompute and after.recompute.mode != "none":
         yield after.recompute.mode
-    if after.framework.fused_loss and not before.framework.fused_loss:
+    f, g = before.framework, after.framework
+    if (g.fused_loss, g.logit_bytes) != (f.fused_loss, f.logit_bytes):
         yield "fused_loss"
-    if after.framework.attention != before.framework.attention:
+    if g.attention != f.attention:
         yield "attention"
 
 

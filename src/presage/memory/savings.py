@@ -142,7 +142,7 @@ def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
     less = next((n for n in range(size - 1, 0, -1) if replica % n == 0), 0)
     if less:
         yield f"microbatches of {less}, not {size}", replace(job, micro_batch=less)
-    if not f.fused_loss:
-        yield "a fused cross entropy", replace(job, framework=replace(f, fused_loss=True))
+    if not f.fused_loss or f.logit_bytes:
+        yield "a fused cross entropy", replace(job, framework=replace(f, fused_loss=True, logit_bytes=0.0))
     if not f.attention.startswith("flash"):
         yield "fused attention", replace(job, framework=replace(f, attention="flash2"))
