@@ -259,10 +259,9 @@ def test_each_help_is_said_in_the_words_of_the_software(software: str, words: tu
 
 
 def test_a_fused_loss_is_a_kernel_of_the_trainer() -> None:
-    alone = ParallelPlan()
-    one = job(LLAMA, 1, parallel=alone, global_batch=1, recompute=Recompute("full"), framework=framework("hf-trainer"))
-    small = replace(one, model=replace(LLAMA, layers=2))
-    assert "use_liger_kernel=True" in [h.flags for h in memory_savings(small)]
+    small = replace(LLAMA, layers=2)
+    one = job(small, 1, parallel=ParallelPlan(), micro_batch=16, global_batch=16, framework=framework("hf-trainer"))
+    assert "use_liger_kernel=True" in [h.flags for h in memory_savings(replace(one, recompute=Recompute("full")))]
 
 
 def test_changes_are_made_together_where_none_suffices_alone() -> None:
