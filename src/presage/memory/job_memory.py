@@ -197,9 +197,9 @@ class _Common:
         if self.job.framework.foreach:
             return self.by_moment(states, kept, working, logits, held, gathered, flight)
         kept, working, loss = (kept, 0.0, logits) if logits > working else (kept, working, 0.0)
-        return self.made(*states, kept, working, loss, held + gathered, flight)
+        return self.stage_memory(*states, kept, working, loss, held + gathered, flight)
 
-    def made(
+    def stage_memory(
         self, weights: float, gradients: float, optimizer: float, kept: float, working: float, loss: float,
         held: float, flight: int,
     ) -> StageMemory:  # fmt: skip
@@ -223,7 +223,7 @@ class _Common:
             (s.gradients, 0.0, 0.0, 0.0, held + s.gradients),
         )
         gradients, *rest = max(moments, key=sum)
-        return self.made(s.weights, gradients, s.optimizer, *rest, flight)
+        return self.stage_memory(s.weights, gradients, s.optimizer, *rest, flight)
 
     def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
         """Weights, gradients and the optimizer's state."""

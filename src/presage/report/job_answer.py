@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -234,7 +235,14 @@ def memory_table(p: JobResult) -> DataTable:
     """Memory of the fullest stage at its worst moment, as the job's software names the parts."""
     held = list(p.memory_parts.items())
     title = f"Memory per GPU of stage {_fullest(p)}"
-    return share_table(title, ("what", "bytes", "share"), held, ("needed", p.memory.worst.needed), size)
+    worst = p.memory.worst
+    table = share_table(title, ("what", "bytes", "share"), held, ("needed", worst.needed), size)
+    idle = (
+        "besides, at most: blocks that lie idle in the allocator",
+        size(worst.idle),
+        percent(worst.idle / worst.needed),
+    )
+    return replace(table, rows=(*table.rows, idle)) if worst.idle else table
 
 
 def savings_table(p: JobResult) -> DataTable:

@@ -15,7 +15,7 @@ from presage.configs.job_file import ParsedJob, read_job_file
 from presage.costs.closed_form import ClosedFormKernels
 from presage.engine import Timeline
 from presage.files.memo import remembered
-from presage.memory import JobMemory, MemorySaving, job_memory, memory_by_module, memory_savings
+from presage.memory import SAFETY, JobMemory, MemorySaving, job_memory, memory_by_module, memory_savings
 from presage.noise.priors import CONDITIONS
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.breakdown import RooflinePoint
@@ -308,4 +308,13 @@ def predict_job(
         parsed = read_job_file(parsed, overrides)
     job, notes = parsed.job, parsed.notes
     terms = terms or cost_terms(parsed.cluster, parsed.path)
-    return JobResult(job, job_step(job), job_memory(job), terms, convention, (*notes, *provenance_notes(job)))
+    memory = job_memory(job)
+    notes = (*notes, *memory_notes(memory), *provenance_notes(job))
+    return JobResult(job, job_step(job), memory, terms, convention, notes)
+
+
+def memory_notes(memory: JobMemory) -> tuple[str, ...]:
+    """What to know of a job that fits, but not surely."""
+    if not memory.fits or memory.surely_fits:
+        return ()
+    return (f"it may run out of memory: with idle blocks of the allocator less than {SAFETY:.0%} would be left",)
