@@ -80,7 +80,7 @@ def input_masks(job: Job) -> float:
 
 
 def workspaces(job: Job) -> float:
-    """Workspaces of cuBLAS: PyTorch has one for the forward and one for the backward thread, Transformer Engine its own."""
+    """Workspaces of cuBLAS: PyTorch has one for each of its two threads, Transformer Engine others."""
     gpu = job.platform.gpu
     megatron = job.framework.host in ("megatron-core", "graph")
     engine = (ENGINE_WORKSPACE if generation(gpu) >= 9 else OLD_WORKSPACE) if megatron else 0.0
