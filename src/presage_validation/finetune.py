@@ -113,7 +113,7 @@ def _optimizer(row: Mapping[str, str], gpus: int) -> str:
 
 
 def _logit_bytes(row: Mapping[str, str], model: Transformer) -> float:
-    """Bytes of the loss by logit: in fp32 once, shifted by a token, and its logarithms; a fused kernel has two of these.
+    """Bytes of the loss by logit: in fp32, shifted by a token, and its logarithms; a fused kernel has two of these.
     From transformers 4.46 on the loss makes the first, and the 16 bits it is made from stay. Liger's loss goes by
     chunks of as many tokens as make logits as large as hidden states, and has their gradient."""
     if row.get("liger_loss") == "yes":

@@ -42,7 +42,7 @@ def test_windows_are_in_the_layers_that_have_them() -> None:
     assert (model("gpt_oss").window, model("gpt_oss").window_every) == (128, 2)
     assert model("qwen2").window == 0 and model("llama").window == 0
     words, notes = config_words(CONFIGS["gemma3_text"]["config"])
-    assert words["window"] == 1024 and notes == ("52 of 62 layers have a window of 1024: here all have",)
+    assert words["window"] == 1024 and words["pattern"] == ("wwwwwa" * 11)[:62] and notes == ()
 
 
 def test_experts_are_in_the_layers_that_have_them() -> None:

@@ -131,7 +131,7 @@ def vision_words(config: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     window = (int(v.get("window_size", 0)) // int(patch)) ** 2 if full else 0
     inputs = 3 * int(patch) ** 2 * int(v.get("temporal_patch_size", 1))
     return {
-        "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "patches": patches, "merge": merge, "inputs": inputs,
-        "gated": "silu" in str(v.get("hidden_act", "")), "window": window,
+        "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn, "patches": patches, "merge": merge,
+        "inputs": inputs, "gated": "silu" in str(v.get("hidden_act", "")), "window": window,
         "full_every": int(layers or 0) // max(1, len(full)) if full else 0,
     }  # fmt: skip

@@ -18,8 +18,9 @@ NEOX = GPT | {"positions": "rope", "tied": False}
 LIKE_LLAMA = (
     "llama", "llama4", "llama4_text", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     "deepseek_v2", "deepseek_v3", "kimi_k2", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "internlm", "internlm2",
-    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee",
-    "helium", "dots1", "minimax_m2", "granite_text", "mistral3", "ministral3", "yi", "baichuan", "deepseek", "aquila",
+    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava",
+    "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee", "helium", "dots1", "minimax_m2", "mistral3", "ministral3",
+    "yi", "baichuan", "deepseek", "aquila",
 )  # fmt: skip
 
 # What a family's layers have, where the file does not say otherwise.
@@ -111,7 +112,7 @@ def config_words(config: Mapping[str, Any]) -> Config:
     for key in ("hidden", "layers", "heads", "vocab"):
         if key not in words:
             raise PresageError(f"has no {SIZES[key][0]}")
-    words |= _traits(config, words) | ({} if kind in HYBRIDS else _window(config, words, notes))
+    words |= _traits(config, words) | ({} if kind in HYBRIDS else _window(config, words))
     words |= {k: v for k, v in (("latent", _latent(config)), ("experts", _experts(config, words))) if v}
     if "latent" in words:
         words |= {"head_dim": words["latent"]["value"], "kv_heads": words["heads"]}
@@ -194,37 +195,36 @@ def _activation(name: str, gated: bool) -> str:
     return "swiglu" if gated else "silu"
 
 
-def _window(config: Mapping[str, Any], words: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _window(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Sliding windows: in every layer, or in some."""
     width = _first(config, ("sliding_window", "attention_chunk_size"))
     if not width or config.get("use_sliding_window") is False:
         return {}
     layers = int(words["layers"])
-    narrow = _narrow(config, layers)
-    if not narrow:
+    chunks = {"chunked": True} if config.get("attention_chunk_size") else {}
+    at = _narrow(config, layers)
+    if not any(at):
         return {}
-    every = layers / narrow
-    if abs(every - round(every)) > 0.15:
-        notes.append(f"{narrow} of {layers} layers have a window of {width}: here all have")
-        every = 1
-    return {"window": int(width), "window_every": max(1, round(every))}
+    every = layers // sum(at)
+    if at == [i % every == 0 for i in range(layers)]:
+        return {"window": int(width), "window_every": every} | chunks
+    return {"window": int(width), "pattern": "".join("w" if narrow else "a" for narrow in at)} | chunks
 
 
-def _narrow(config: Mapping[str, Any], layers: int) -> int:
-    """How many layers have the window."""
-    kinds = config.get("layer_types")
+def _narrow(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Which layers have the window."""
+    kinds, kind = config.get("layer_types"), config.get("model_type")
     if isinstance(kinds, Sequence) and kinds and not isinstance(kinds, str):
-        return sum("sliding" in str(k) or "chunked" in str(k) for k in kinds)
-    kind = config.get("model_type")
+        return ["sliding" in str(k) or "chunked" in str(k) for k in kinds]
     if kind == "gemma2":
-        return layers // 2
-    if kind in ("gemma3", "gemma3_text"):
-        return layers - layers // int(config.get("sliding_window_pattern", 6))
-    if kind in ("llama4", "llama4_text"):
-        return layers - layers // 4
+        return [i % 2 == 0 for i in range(layers)]
+    full = {"gemma3": 6, "gemma3_text": 6, "llama4": 4, "llama4_text": 4}.get(str(kind))
+    if full:
+        full = int(config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or full)
+        return [(i + 1) % full != 0 for i in range(layers)]
     if config.get("use_sliding_window"):
-        return max(0, layers - int(config.get("max_window_layers", 0)))
-    return layers
+        return [i >= int(config.get("max_window_layers", 0)) for i in range(layers)]
+    return [True] * layers
 
 
 def _latent(config: Mapping[str, Any]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from presage.memory.layer_kinds import (
     tower_activations,
 )
 from presage.memory.optimizer_state import optimizer_state, parameter_shards
-from presage.memory.stage_kinds import stage_kinds
+from presage.memory.stage_kinds import routed_layers, stage_kinds
 from presage.parallel.schedules import Extent, schedule_kind
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
@@ -132,8 +132,10 @@ def _memory_source(job: Job) -> str:
 
 
 def layer_counts(job: Job) -> tuple[tuple[int, int], ...]:
-    """Number of dense and of MoE layers, by stage; of a pattern all count as dense, `StageKinds` tells them apart."""
-    x = job.model.experts if not job.model.pattern else None
+    """Number of layers without and with experts, by stage; `StageKinds` tells those of a pattern apart."""
+    x = job.model.experts
+    if job.model.pattern:
+        return routed_layers(job)
     return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 

@@ -51,3 +51,15 @@ def rank_parameters(job: Job, layer: int) -> tuple[float, float]:
         return shared + (m.block_parameters(m.ffn) / p.tp if feeds else 0.0), 0.0
     beside = m.block_parameters(e.shared_ffn) / p.tp if e.shared_ffn else 0.0
     return shared + m.hidden * e.experts + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
+
+
+def routed_layers(job: Job) -> tuple[tuple[int, int], ...]:
+    """Layers without and with experts, by stage."""
+    split, m, start = job.stage_layers(), job.model, 0
+    out = [[0, 0] for _ in split]
+    for chunk in range(len(split[0])):
+        for stage, counts in enumerate(split):
+            for layer in range(start, start + counts[chunk]):
+                out[stage][m.has_experts(layer)] += 1
+            start += counts[chunk]
+    return tuple((without, routed) for without, routed in out)

@@ -57,7 +57,7 @@ def _attention_core(b: LayerBuilder, job: Job, s: RankSizes, dim: int, value: in
     p, m = job.parallel, job.model
     queries, seen, masked = max(1, job.sequence // p.cp), job.sequence, m.causal
     documents = cut_documents(job, s.window)
-    window = 0 if m.chunked else s.window
+    window = 0 if m.chunked or s.window >= job.sequence else s.window
     if p.cp > 1 and m.causal:
         seen, masked = min(keys_seen(job, documents), window or job.sequence), False
     packed = documents if p.cp == 1 else ()
