@@ -70,8 +70,9 @@ def _left_out(result: MemoryResult) -> Iterator[str]:
 def placed(text: str, found: dict[str, str]) -> str:
     """The page with these tables."""
     for what, table in found.items():
-        marks = f"<!-- {what}: begin -->\n", f"\n<!-- {what}: end -->"
-        text = re.sub(f"{marks[0]}.*?{marks[1]}", lambda _, m=marks, t=table: m[0] + t + m[1], text, flags=re.DOTALL)
+        before, rest = text.split(f"<!-- {what}: begin -->\n")
+        after = rest.partition(f"\n<!-- {what}: end -->")[2]
+        text = f"{before}<!-- {what}: begin -->\n{table}\n<!-- {what}: end -->{after}"
     return text
 
 

@@ -6,11 +6,9 @@ TrainingArguments, DeepSpeed's configuration. Software without such words gets p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from presage.configs.job import Job
-
-Words = Mapping[str, str]
 
 MEGATRON = {
     "tp": "--tensor-model-parallel-size {}", "sequence_parallel": "--sequence-parallel",
@@ -63,7 +61,7 @@ PRESAGE = {
     "selective": "training.recompute=selective:{}", "fused_loss": "framework.fused_loss=true",
     "attention": "framework.attention=flash2",
 }  # fmt: skip
-SOFTWARE: Mapping[str, Words] = {
+SOFTWARE: dict[str, dict[str, str]] = {
     "megatron-core": MEGATRON, "megatron-2021": OLD_MEGATRON, "megatron-deepspeed": MEGATRON_DEEPSPEED, "nemo": NEMO,
     "torchtitan": TITAN, "torchtitan-eager": TITAN, "hf-trainer": TRAINER, "hf-fused": TRAINER,
     "hf-accelerate": TRAINER, "deepspeed": DEEPSPEED,

@@ -224,8 +224,8 @@ class _Common:
             (s.gradients, 0.0, working, 0.0, held + gathered),
             (s.gradients, 0.0, 0.0, 0.0, held + s.gradients),
         )
-        gradients, *rest = max(moments, key=sum)
-        return self.stage_memory(s.weights, gradients, s.optimizer, *rest, flight)
+        gradients, kept, working, loss, held = max(moments, key=sum)
+        return self.stage_memory(s.weights, gradients, s.optimizer, kept, working, loss, held, flight)
 
     def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
         """Weights, gradients and the optimizer's state."""

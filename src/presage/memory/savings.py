@@ -55,7 +55,8 @@ def _single_changes(job: Job, now: float, already: frozenset[str]) -> tuple[Memo
 
 def _together(job: Job, now: float, already: frozenset[str]) -> MemorySaving | None:
     """The change that saves most, then of what that leaves the one that does, until it fits."""
-    other, said = job, []
+    other = job
+    said: list[str] = []
     for _ in range(MOST_CHANGES):
         found = _single_changes(other, job_memory(other).needed, already)
         if not found:
