@@ -89,13 +89,16 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     gpus, precision = count(row, "n_gpus"), "fp16" if row["torch_dtype"] == "float16" else "bf16"
     platform = platform_of_run("A100-80GB", 8, "NVLink")
     software = framework("hf-fused" if fused or row.get("liger_loss") == "yes" else "hf-trainer", platform.gpu)
+    if method == "LoRA":  # fms-acceleration fuses adapters of quantised weights alone
+        software = replace(software, fused_adapters=False)
+    whole = method == "full" and bool(row.get("amp")) and gpus > 1  # accelerate makes weights fp32 under autocast
     sequence = count(row, "seq_len") if row["seq_len"] != "variable" else round(float(row["tokens_per_sample"]))
     each, more = count(row, "per_device_batch"), count(row, "grad_accum", 1)
     plan = ParallelPlan(fsdp=True, zero=3) if gpus > 1 else ParallelPlan()
     return Job(
         model=replace(model, window=0), platform=platform, gpus=gpus, sequence=max(1, sequence), micro_batch=each,
         global_batch=each * gpus * more, parallel=plan, precision=precision, recompute=Recompute("full"),
-        framework=software, overlap=software.overlap, optimizer="adam-16bit", tuning=_tuning(row, method, fused),
+        framework=software, overlap=software.overlap, optimizer="adam" if whole else "adam-16bit", tuning=_tuning(row, method, fused),
         name=row["model"],
     )  # fmt: skip
 
@@ -106,7 +109,7 @@ def _tuning(row: Mapping[str, str], method: str, fused: bool) -> Tuning:
     targets = tuned_matrices(t for t in row["lora_targets"].split() if t != "c_attn")
     base = next((name for name in QUANTISED.values() if name in method), "16bit")
     # PEFT keeps adapters in fp32; with autocast, or in fused kernels, they multiply in 16 bits
-    bits = 16 if fused or row.get("amp") else 32
+    bits = 16 if (fused and base != "16bit") or row.get("amp") else 32
     return Tuning("lora", round(float(row["lora_r"])), targets, base, bits)
 
 

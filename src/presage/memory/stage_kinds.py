@@ -9,7 +9,7 @@ from presage.memory.activations import layer_activations
 
 
 class StageKinds(NamedTuple):
-    """Of the layers of a pattern that a stage has: parameters of a rank, and bytes a token."""
+    """Layers of a pattern that a stage has: parameters of a rank, and bytes a token."""
 
     shared: float
     experts: float
