@@ -108,6 +108,9 @@ CLAIMS = {
     "finetune": Claim(
         "RUNS.csv LOGS.json.gz...", "LoRA, QLoRA and full fine-tuning, from their configs", "finetune:score_finetune"
     ),
+    "rl": Claim(
+        "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,
@@ -118,7 +121,12 @@ CLAIMS = {
         needs_rows=True,
     ),
     "steps": Claim(
-        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables"
+        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables",
+        workers=2,
+    ),
+    "sure": Claim(
+        "LOGS RUNS.csv", "step-time distributions from configs alone", "composed:score_composed", (2,),
+        "composed_tables", workers=2, needs_rows=True,
     ),
     "temporal": Claim(
         "SERIES.json.gz", "second half of a kernel series from the first", "temporal:score_temporal", (1,),

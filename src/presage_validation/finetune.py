@@ -98,8 +98,8 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     return Job(
         model=replace(model, window=0), platform=platform, gpus=gpus, sequence=max(1, sequence), micro_batch=each,
         global_batch=each * gpus * more, parallel=plan, precision=precision, recompute=Recompute("full"),
-        framework=software, overlap=software.overlap, optimizer="adam" if whole else "adam-16bit", tuning=_tuning(row, method, fused),
-        name=row["model"],
+        framework=software, overlap=software.overlap, optimizer="adam" if whole else "adam-16bit",
+        tuning=_tuning(row, method, fused), name=row["model"],
     )  # fmt: skip
 
 

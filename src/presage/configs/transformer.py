@@ -90,7 +90,7 @@ class Mamba:
         return self.width + 2 * self.groups * self.state
 
     def parameters(self, hidden: int) -> int:
-        """Parameters of a layer's mixer: projections, convolution, decays, skips and step sizes of heads, a gated norm."""
+        """Parameters of a layer's mixer: projections, convolution, decays, skips and steps of heads, a gated norm."""
         into = hidden * (self.width + self.convolved + self.heads)
         return into + self.convolved * (self.conv + 1) + 3 * self.heads + self.width + self.width * hidden
 
