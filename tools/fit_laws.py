@@ -1,6 +1,6 @@
-"""Fit the weights inside the laws of lookups, index ops, sorts and recurrent nets from a calibration pack.
+"""Fit the weights inside the laws of lookups, index ops, sorts, recurrent nets and resampling from a calibration pack.
 
-    python tools/fit_laws.py data/h200_pack [embedding index sort rnn]
+    python tools/fit_laws.py data/h200_pack [embedding index sort rnn resample]
 
 Such a law is a sum of physical parts with a weight each, by the path an op takes. The weights are found by least
 squares of ln(time) over the rows that are not held out, and printed beside those in the module: put them there, and fit
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from presage.costs.call import Call
-from presage.costs.families import FAMILIES, embedding, index, rnn, sort
+from presage.costs.families import FAMILIES, embedding, index, resample, rnn, sort
+from presage.costs.families.common import fitted_numbers
 from presage.costs.rates import Rates
 from presage.hardware import gpu
 from presage_fit.kernel_models import held_out, samples, table
@@ -41,10 +42,17 @@ def _index(call: Call, rates: Rates) -> tuple[str, list[float]]:
     return name, index.parts(name, m, rates)
 
 
+def _resample(call: Call, rates: Rates) -> tuple[str, list[float]]:
+    r = resample.resampling(call)
+    layout = "last" if r.channels_last else "planar"
+    return f"{r.name.removeprefix('aten::')} {layout} {r.width}", resample.parts(r, rates)
+
+
 LAWS: dict[str, tuple[Parts, dict[str, tuple[float, ...]]]] = {
     "embedding": (_embedding, embedding.WEIGHTS),
     "index": (_index, index.WEIGHTS),
     "sort": (lambda call, rates: (sort.path(call), sort.parts(call, rates)), sort.WEIGHTS),
+    "resample": (_resample, fitted_numbers("resample")["weights"]),
     "rnn": (lambda call, rates: (rnn.path(call), rnn.parts(call, rates)), rnn.WEIGHTS),
 }
 
@@ -78,10 +86,10 @@ def report(name: str, calls: list[tuple[str, list[float], float]]) -> None:
         rows = [(parts, t) for p, parts, t in calls if p == path]
         x, seconds = np.array([r[0] for r in rows]), np.array([r[1] for r in rows])
         found = weights(x, seconds)
-        here = np.array(now[path])
+        here = np.array(now.get(path, np.zeros(len(found))))
         print(f"{name}: {path} ({len(rows)} rows)")
         print(f"  fitted     {tuple(float(f'{w:.3g}') for w in found)}  median error {error(x, seconds, found):.1%}")
-        print(f"  in module  {tuple(now[path])}  median error {error(x, seconds, here):.1%}")
+        print(f"  in module  {tuple(here.tolist())}  median error {error(x, seconds, here):.1%}")
 
 
 def main() -> None:

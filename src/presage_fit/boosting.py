@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from typing import Any
@@ -14,6 +15,9 @@ from presage.errors import PresageError
 
 OBJECTIVES = ("regression", "regression_l1", "huber", "fair", "quantile")  # the same with a constant taken off y
 DUMPED_INF = 1e300  # LightGBM's dump has this for an infinite threshold: all but NaN go left
+# Of each fit: two that share a busy core wait for each other a hundred times longer than they work. Trees do not depend
+# on it.
+THREADS = int(os.environ.get("PRESAGE_FIT_THREADS", "1"))
 NO_LIGHTGBM = "fitting trees needs LightGBM: pip install 'presage[fit]'"
 
 
@@ -53,7 +57,7 @@ def fit(
         "deterministic": True,
         "force_row_wise": True,
         "boost_from_average": False,  # the average is taken off here, so that it is not hidden in the first tree
-        "num_threads": 1,  # two that share a busy core wait for each other a hundred times longer than they work
+        "num_threads": THREADS,
         "verbosity": -1,
     }
     table = lightgbm.Dataset(rows, target - base, weight=weight)

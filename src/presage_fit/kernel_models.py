@@ -27,6 +27,8 @@ from presage_fit.pack import Leaf, Pack, read
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 DISTURBED = 0.2  # spread of the repeats over their median
+REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
+COUNTED = {"aten::bincount": ("values",)}  # what the times of an op depend on besides, in the parameters of its draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
         picked = Shape((int(params["count"]),), (1,), "int64")
         behind = {"pair": (None, picked, picked), "row": (None, picked)}  # a dimension of samples
         inputs[1] = behind[params["what"]] if "samples" in params else (picked,)
-    facts = {k: float(params[k]) for k in ("distinct", "most") if k in params}
+    if leaf.op in REDUCES and len(inputs) > 4:
+        inputs[4] = params.get("op")  # a name, which the profiler does not tell
+    facts = {k: float(params[k]) for k in ("distinct", "most", *COUNTED.get(leaf.op, ())) if k in params}
     tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
     return Call(leaf.op, tuple(inputs), bool(tf32), facts)
 

@@ -1,6 +1,6 @@
-"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's `conv_net` rows.
+"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's `conv_net` and `conv_grouped`.
 
-    python -m presage_fit.workspaces data/h200_pack/conv_net.jsonl.gz src/presage/data/h200/workspace.npz
+    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped}.jsonl.gz src/presage/data/h200/workspace.npz
 
 A fifth of the draws (by number, seed 0) is held out: the score is theirs, and the trees that are written have not seen
 them.
@@ -49,13 +49,15 @@ class MeasuredWorkspace:
         return max(0, self.nbytes - sum(a * b for a, b in zip(self.copied, sizes(self.conv), strict=True)))
 
 
-def read(path: Path) -> list[MeasuredWorkspace]:
-    with gzip.open(path, "rt") as lines:
-        return [m for draw, line in enumerate(lines) for m in _measured(draw, json.loads(line))]
+def read(paths: Sequence[Path]) -> list[MeasuredWorkspace]:
+    lines = [line for path in paths for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return [m for draw, line in enumerate(lines) for m in _measured(draw, json.loads(line))]
 
 
 def _measured(draw: int, row: dict[str, Any]) -> Iterator[MeasuredWorkspace]:
     params = row["p"]
+    if len(params.get("workspace", ())) != len(row.get("ops", ())):
+        return  # a call that ran other ops besides
     for leaf, nbytes in zip(row["ops"], params["workspace"], strict=True):
         c = conv(from_leaf(SimpleNamespace(**leaf), params))
         converts = any(word in kernel for kernel, _ in leaf["kernels"] for word in CONVERTS)
@@ -105,17 +107,20 @@ def scored(trees: WorkspaceTrees, rows: Sequence[MeasuredWorkspace]) -> str:
     return "\n".join(lines)
 
 
-def main(source: str, target: str) -> None:
-    rows = read(Path(source))
+def main(*paths: str) -> None:
+    *sources, target = map(Path, paths)
+    rows = read(sources)
     held = np.random.default_rng(0).random(1 + max(m.draw for m in rows)) < HELD
     trees = fitted([m for m in rows if not held[m.draw]])
     arrays: dict[str, Any] = {}
     for role in ROLES:
         for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
             arrays |= one.to_arrays(f"{role}.{name}")
-    write_arrays(Path(target), arrays, {"source": Path(source).name, "draws": len(held), "held out": int(held.sum())})
+    write_arrays(
+        target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())}
+    )
     print(scored(trees, [m for m in rows if held[m.draw]]))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

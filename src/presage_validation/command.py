@@ -112,6 +112,9 @@ CLAIMS = {
         "TABLE.csv...", "peak memory of jobs, and which fit", "peak_memory:score_memory", (), "memory_tables",
         needs_rows=True,
     ),
+    "rl": Claim(
+        "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
+    ),
     "dlrm": Claim("RUNS.csv", "MLPerf recommendation runs", "dlrm:score_dlrm", (1,), pool=False),
     "jobs": Claim(
         "FOLDER...", "recommendation jobs of traced ranks, predicted", "traced_jobs:score_traced_jobs", pool=False,
@@ -122,7 +125,12 @@ CLAIMS = {
         needs_rows=True,
     ),
     "steps": Claim(
-        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables"
+        "LOGS...", "step times of a run from those of its sister runs", "steps:score_steps", (), "step_tables",
+        workers=2,
+    ),
+    "sure": Claim(
+        "LOGS RUNS.csv", "step-time distributions from configs alone", "composed:score_composed", (2,),
+        "composed_tables", workers=2, needs_rows=True,
     ),
     "temporal": Claim(
         "SERIES.json.gz", "second half of a kernel series from the first", "temporal:score_temporal", (1,),

@@ -96,20 +96,18 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     platform = platform_of_run("A100-80GB", 8, "NVLink")
     software = framework("hf-fused" if fused or row.get("liger_loss") == "yes" else "hf-trainer", platform.gpu)
     software = replace(software, logit_bytes=_logit_bytes(row, model))
+    if method == "LoRA":  # fms-acceleration fuses adapters of quantised weights alone
+        software = replace(software, fused_adapters=False)
+    whole = method == "full" and bool(row.get("amp")) and gpus > 1  # accelerate makes weights fp32 under autocast
     sequence = count(row, "seq_len") if row["seq_len"] != "variable" else round(float(row["tokens_per_sample"]))
     each, more = count(row, "per_device_batch"), count(row, "grad_accum", 1)
     plan = ParallelPlan(fsdp=True, zero=3) if gpus > 1 else ParallelPlan()
     return Job(
         model=replace(model, window=0), platform=platform, gpus=gpus, sequence=max(1, sequence), micro_batch=each,
         global_batch=each * gpus * more, parallel=plan, precision=precision, recompute=Recompute("full"),
-        framework=software, overlap=software.overlap, optimizer=_optimizer(row, gpus),
+        framework=software, overlap=software.overlap, optimizer="adam" if whole else "adam-16bit",
         tuning=_tuning(row, method, fused), name=row["model"],
     )  # fmt: skip
-
-
-def _optimizer(row: Mapping[str, str], gpus: int) -> str:
-    """Weights and moments are as they are loaded; accelerate casts what FSDP trains to fp32 under autocast."""
-    return "adam" if gpus > 1 and row.get("amp") and "full" in row["method"] else "adam-16bit"
 
 
 def _logit_bytes(row: Mapping[str, str], model: Transformer) -> float:
@@ -129,7 +127,7 @@ def _tuning(row: Mapping[str, str], method: str, fused: bool) -> Tuning:
     targets = tuned_matrices(t for t in row["lora_targets"].split() if t != "c_attn")
     base = next((name for name in QUANTISED.values() if name in method), "16bit")
     # PEFT keeps adapters in fp32; with autocast, or in fused kernels, they multiply in 16 bits
-    bits = 16 if fused or row.get("amp") else 32
+    bits = 16 if (fused and base != "16bit") or row.get("amp") else 32
     # PEFT's own preparation of quantised models; FSDP's mixed precision casts the stream back
     wide = row.get("framework_config", "") == "baseline-peft-bnb" and count(row, "n_gpus") == 1
     return Tuning("lora", round(float(row["lora_r"])), targets, base, bits, residual_bits=32 if wide else 16)

@@ -113,8 +113,7 @@ def _name(line: int, row: Mapping[str, str], job: Job) -> str:
 
 def _groups(row: Mapping[str, str], job: Job) -> tuple[str, ...]:
     scale = next((name for most, name in SCALES if job.gpus <= most), "over 2048 GPUs")
-    kind = "hybrid" if job.model.pattern else "MoE" if job.model.experts else "dense"
-    return f"GPU {row['gpu']}", scale, kind
+    return f"GPU {row['gpu']}", scale, "hybrid" if _hybrid(row) else "MoE" if job.model.experts else "dense"
 
 
 # A row of the table of public runs as a Job. What a row does not say is what its framework does by default.
@@ -168,7 +167,7 @@ def job_of_run(row: TableRow) -> Job:
 
 
 def _hybrid(row: TableRow) -> bool:
-    """Whether a row without sizes tells of a hybrid that is known by name; it then recomputes nothing, as none says."""
+    """Whether it is a hybrid known by name, whose sizes need not be given; it recomputes nothing, as no row says."""
     return "mamba" in row["mlp_type"] and known(row["model"]) is not None
 
 
@@ -201,9 +200,9 @@ def known(name: str) -> Transformer | None:
 def model_of(row: TableRow) -> Transformer:
     """By the sizes of a row, and by its name; hybrids are what their name says."""
     like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
-    if "mamba" in row["mlp_type"]:
-        if like is None:
-            raise PresageError(f"layers of {row['model']} (Mamba) are not known by its name")
+    if "mamba" in row["mlp_type"] and like is None:
+        raise PresageError(f"layers of {row['model']} (Mamba) are not known by its name")
+    if like and _hybrid(row):
         return like
     hidden, heads = count(row, "hidden"), count(row, "heads")
     latent = row["kv_heads"].strip().upper() == "MLA"

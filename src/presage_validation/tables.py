@@ -16,6 +16,7 @@ from presage_validation.whatif import rates
 
 if TYPE_CHECKING:
     from presage_validation.capture import CaptureResult
+    from presage_validation.composed import ComposedResult, TailRatio
     from presage_validation.fleet import FleetResult
     from presage_validation.peak_memory import MemoryResult
     from presage_validation.sharding import ShardingScores
@@ -237,6 +238,35 @@ def zero_table(result: StepsResult) -> Table:
         "error": lambda r: f"{100 * (r.predicted - r.measured):+.2f}{'' if r.hit else ' (miss)'}",
     }
     return tabulate("No data: p95 over p50 from GPU, nodes and step time", columns, result.zero.rows, left=2)
+
+
+def composed_tables(result: ComposedResult) -> Shown:
+    """Every system: its typical step, and how far above it the tail is."""
+    columns: Cells[Any] = {
+        "system": lambda r: _short(r.group),
+        "n": lambda r: str(r.n),
+        "p50": lambda r: f"{r.measured_p50:.2f} s",
+        "error": lambda r: pct(r.p50_error, 1, sign="+"),
+        "p95/p50": lambda r: pct(r.tails["p95"].measured, sign="+"),
+        "predicted": lambda r: _ratio_text(r.tails["p95"]),
+        "p99/p50": lambda r: pct(r.tails["p99"].measured, sign="+"),
+        "predicted ": lambda r: _ratio_text(r.tails["p99"]),
+        "in 50%": lambda r: pct(r.coverage["50"], 0),
+        "90%": lambda r: pct(r.coverage["90"], 0),
+        "95%": lambda r: pct(r.coverage["95"], 0),
+        "W1": lambda r: pct(r.w1_over_mean),
+        "KS": lambda r: f"{r.ks:.2f} ({r.ks_floor:.2f})",
+    }
+    out: Shown = [tabulate("Steps from configs alone", columns, result.rows, fold=False), ""]
+    m = result.metrics()
+    for name, value in m.items():
+        cells = value if isinstance(value, dict) else {"": value}
+        out.append(f"{name}: {', '.join(f'{k} {v:.4g}'.strip() for k, v in cells.items())}")
+    return [*out, f"a constant instead, p95_over_p50_points: {result.constant()}" if result.constant() else ""]
+
+
+def _ratio_text(r: TailRatio) -> str:
+    return f"{pct(r.predicted, sign='+')} ({100 * r.low:.1f} to {100 * r.high:.1f})"
 
 
 def _short(group: str) -> str:

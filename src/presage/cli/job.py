@@ -25,6 +25,7 @@ from presage.cli.options import (
     option,
 )
 from presage.cli.output import pool_progress, show_answer, status, write_timeline
+from presage.cli.post_training import Where, show_post_training
 from presage.errors import PresageError
 from presage.scripts import LIMIT
 
@@ -108,12 +109,11 @@ def command(
         return
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
-    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host)
+    parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host, post_training=True)
     drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray))
-    answer, files = _answer(parsed, tokens, flops, drawn, trace, report)
     verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
     then = [*verb[:1], *same_job(path, gpus, change, gpu, on), *verb[1:]]
-    show_answer(answer, json, report, files, then=then)
+    _show(parsed, {"--tokens": tokens, "--flops": flops}, drawn, trace, (json, report, then))
 
 
 def _one_job(words: list[str], away: dict[str, object]) -> Path:
@@ -139,6 +139,17 @@ class _Drawn(NamedTuple):
     noise: str | None
     seed: int
     where: tuple[int, str | None]
+
+
+def _show(parsed: ParsedJob, terms: dict[str, str | None], d: _Drawn, trace: Path | None, where: Where) -> None:
+    """Predict the job, or its reinforcement-learning step, and show it."""
+    if parsed.rl is not None:
+        away = {"--trace": trace, "--lengths": d.lengths, "--expert-skew": d.skew, "--noise": d.noise}
+        show_post_training(parsed, d.draws, d.seed, {**terms, **away}, where)
+        return
+    json, report, then = where
+    answer, files = _answer(parsed, terms["--tokens"], terms["--flops"], d, trace, report)
+    show_answer(answer, json, report, files, then=then)
 
 
 def _answer(

@@ -185,7 +185,7 @@ def _pipeline_notes(job: Job) -> list[str]:
     p, out = job.parallel, []
     if p.pp == 1:
         return []
-    counts = [n for stage in job.stage_layers() for n in stage]
+    counts = p.slot_layers(job.model.layers, job.model.predicted)
     inner = counts[1:-1] if p.ends_as_layers else counts
     if not p.layers_as and len(set(inner)) > 1:
         out.append(f"{job.model.layers} layers over {len(counts)} chunks: {min(counts)} to {max(counts)} layers each")

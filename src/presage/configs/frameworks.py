@@ -141,7 +141,9 @@ class Overlap:
     parameters: bool = True  # DP gathers beside the forward pass
     pipeline: bool = True  # sends between stages
     context: bool = True  # keys and values beside attention
-    experts: bool = False  # all-to-alls beside other compute
+    experts: bool = False  # exchanges with experts beside another microbatch's pass, the other way
+    shared_experts: bool = False  # or beside the shared experts of the same layer
+    weight_gradients: bool = False  # put off, beside the exchanges of the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class Framework:
     dispatcher: str = USUAL  # of tokens to experts: one of `dispatchers()`
     fused_adapters: bool = True  # adapters are added to a GEMM's result in 16 bits by a kernel or two, not as PEFT does
     graphs: tuple[str, ...] = ()  # parts of a layer that are CUDA graphs: some of GRAPHED
+    broadcasts: bool = False  # ZeRO-1: each rank broadcasts the parameters it updated, one after the other
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient

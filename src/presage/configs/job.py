@@ -93,6 +93,16 @@ class Job:
         """Copies of an expert."""
         return self.parallel.expert_dp(self.gpus)
 
+    @property
+    def passes(self) -> int:
+        """Microbatches that go through each chunk of a stage."""
+        return self.microbatches // self.parallel.pipeline_kind.route.copies
+
+    @property
+    def hides_dispatch(self) -> bool:
+        """Whether exchanges with experts run beside another microbatch's pass."""
+        return self.overlap.experts or (self.parallel.pp > 1 and self.parallel.pipeline_kind.pairs)
+
     def stage_layers(self) -> tuple[tuple[int, ...], ...]:
         """How many layers each chunk of each stage has, by stage and chunk."""
         return self.parallel.stage_layers(self.model.layers, self.model.predicted)

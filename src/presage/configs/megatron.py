@@ -11,6 +11,7 @@ from presage.configs.given_arguments import GivenArguments as _Given
 from presage.configs.megatron_layers import check_refused, hybrid_model, recipe
 from presage.configs.models import find_preset
 from presage.configs.script_arguments import Arguments, expert_layers, pipeline_layout, read_script
+from presage.errors import InputError
 
 Table = dict[str, Any]
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
@@ -20,6 +21,13 @@ SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
 NATIVE_LOSS, PLAIN_LOSS = 10, 6  # bytes a logit: in 16 bits, in fp32, and (native) their exponentials beside
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+UNMODELLED = {  # what changes a step and is not modelled: what to use instead
+    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
+    "moe_extended_tp": "use --expert-tensor-parallel-size",
+    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
+    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
+}
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
@@ -35,6 +43,9 @@ def arguments_sections(
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
     check_refused(a)
+    for name, instead in UNMODELLED.items():
+        if a.flag(name):
+            raise InputError(path, f"is not modelled: {instead}", argument_flag(name))
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {
@@ -176,17 +187,15 @@ def _recompute(a: _Given, model: Table, parallel: Table) -> str | Table:
     old = a.flag("checkpoint_activations", "deepspeed_activation_checkpointing") or "activations_checkpoint_method" in a
     method = a.text("recompute_method", "activations_checkpoint_method") or "uniform"
     count = a.whole("recompute_num_layers", "activations_checkpoint_num_layers", "checkpoint_num_layers") or 1
-    modules = a.several("recompute_modules")
+    modules = [*a.several("recompute_modules"), *(["moe"] if a.flag("moe_layer_recompute") else [])]
     if kind == "full" or (kind is None and old):
         stage = (model.get("layers") or 1) / (parallel.get("pp", 1) * parallel.get("virtual", 1))
         return {"mode": "full", "share": min(1.0, count / stage) if method == "block" else 1.0}
     away = a.whole("cpu_offloading_num_layers") if a.flag("cpu_offloading") else None
     if away:
-        return {
-            "mode": "none",
-            "offload": min(1.0, away / max(1.0, (model.get("layers") or 1) / parallel.get("pp", 1))),
-        }
-    if kind == "selective" or a.flag("recompute_activations"):
+        share = away / max(1.0, (model.get("layers") or 1) / parallel.get("pp", 1))
+        return {"mode": "none", "offload": min(1.0, share)}
+    if kind == "selective" or a.flag("recompute_activations") or modules:
         return "selective:" + "+".join(modules) if modules else "selective"
     return "none"
 
@@ -287,6 +296,8 @@ def _overlap(a: _Given, parallel: Table) -> Table:
         "parameters": a.flag("overlap_param_gather", "overlap_param_sync"),
         "pipeline": not (a.flag("no_overlap_p2p_communication") or a.off("overlap_p2p_comm")) and chunks,
         "experts": a.flag("overlap_moe_expert_parallel_comm"),
+        "shared_experts": a.flag("moe_shared_expert_overlap"),
+        "weight_gradients": a.flag("delay_wgrad_compute"),
     }
 
 

@@ -169,6 +169,8 @@ class OverlapConfig(msgspec.Struct):
     pipeline: bool | None = None
     context: bool | None = None
     experts: bool | None = None
+    shared_experts: bool | None = None
+    weight_gradients: bool | None = None
 
 
 class FrameworkConfig(msgspec.Struct):
@@ -187,6 +189,7 @@ class FrameworkConfig(msgspec.Struct):
     fused_adapters: bool | None = None
     graphs: list[str] | None = None
     flat_gathers: bool | None = None
+    broadcasts: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
     fused_accumulation: bool | None = None
@@ -226,10 +229,57 @@ class RunConfig(msgspec.Struct):
     interval: str | None = None
 
 
+class EngineConfig(msgspec.Struct):
+    """The decoding engine of a reinforcement-learning step."""
+
+    name: str = "vllm"
+    gpus: int | None = None  # of its own; none: the trainer's
+    tp: int = 1
+    ep: int = 1
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    gpu_memory_utilization: float | None = None
+    precision: str = "bf16"
+    kv_cache_precision: str | None = None
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
+    prefix_caching: bool = True
+
+
+class RlConfig(msgspec.Struct):
+    """A reinforcement-learning step: rollout, rewards, log-probabilities, training, weights to the engine."""
+
+    algorithm: str = "grpo"
+    prompts: int | None = None  # a step
+    samples: int = 1  # responses to a prompt
+    prompt_length: float | None = None  # mean, tokens
+    response_mean: float | None = None
+    response_max: int | None = None
+    response_sigma: float | None = None  # of the logarithm of a length
+    response_lengths: str | list[float] | None = None  # lengths seen, or a file of them
+    mini_batch: int | None = None  # responses of an update
+    epochs: int = 1
+    packing: str = "packed"
+    microbatch_tokens: int | None = None
+    old_log_probs: bool = True
+    reference: bool | None = None
+    critic: str | None = None  # a preset
+    reward_model: str | None = None
+    reward_seconds: float = 0.0
+    placement: str | None = None
+    staleness: int = 0
+    in_flight: bool = False  # the next batch begins while the last responses of one go on
+    offload: bool = True
+    reference_offload: bool | None = None  # as the trainer's states
+    engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
+
+
 class JobConfig(msgspec.Struct):
     name: str = ""
     arguments: str | None = None  # a Megatron script
     titan: str | None = None  # a TorchTitan file
+    verl: str | None = None  # a script, overrides or YAML of verl
+    nemo_rl: str | None = None  # a recipe of NeMo-RL
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
     training: TrainingConfig = msgspec.field(default_factory=TrainingConfig)
     parallel: ParallelConfig = msgspec.field(default_factory=ParallelConfig)
@@ -237,6 +287,7 @@ class JobConfig(msgspec.Struct):
     framework: str | FrameworkConfig = "megatron-core"
     cluster: ClusterConfig = msgspec.field(default_factory=ClusterConfig)
     run: RunConfig = msgspec.field(default_factory=RunConfig)
+    rl: RlConfig | None = None
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -244,6 +295,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "model.linear": LinearConfig, "model.vision": VisionConfig, "training": TrainingConfig,
     "training.recompute": RecomputeConfig, "training.lora": LoraConfig, "parallel": ParallelConfig,
     "overlap": OverlapConfig, "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
+    "rl": RlConfig, "rl.engine": EngineConfig,
 }  # fmt: skip
 
 

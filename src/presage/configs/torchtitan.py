@@ -27,6 +27,7 @@ KNOWN = {
         "expert_tensor_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
         "pipeline_parallel_layers_per_stage", "enable_async_tensor_parallel", "fsdp_reshard_after_forward",
         "context_parallel_load_balance", "context_parallel_rotate_method",
+        "pipeline_parallel_expert_parallel_overlap", "expert_parallel_comm_backend",
     ),
     "experimental": (
         "pipeline_parallel_degree", "context_parallel_degree", "pipeline_parallel_schedule",
@@ -44,8 +45,9 @@ QUIET_KEYS = re.compile(
 QUIET = ("job", "profiling", "metrics", "checkpoint", "lr_scheduler", "comm", "validation", "fault_tolerance", "debug")
 TITAN_SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "flexibleinterleaved1f1b": "interleaved",
-    "interleavedzerobubble": "zero-bubble", "zbvzerobubble": "zero-bubble",
+    "interleavedzerobubble": "zero-bubble", "zbvzerobubble": "zb-v", "dualpipev": "dualpipev",
 }  # fmt: skip
+BACKENDS = {"standard": "", "deepep": "deepep", "hybridep": "hybridep"}  # of exchanges with experts
 HOME = "pytorch/torchtitan"
 
 
@@ -131,17 +133,29 @@ def _parallel(get: _Getter) -> dict[str, Any]:
             out["replicate"] = copies
     if pp > 1:
         out |= _stages(get)
-    return out
+    return out | _dispatcher(get)
 
 
 def _stages(get: _Getter) -> dict[str, Any]:
     kind = str(get("pipeline_parallel_schedule", "parallelism", "experimental") or "1F1B")
     schedule = TITAN_SCHEDULES.get(kind.lower())
     if schedule is None:
-        what = f"is {kind!r}: choose from 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble"
+        what = f"is {kind!r}: choose from 1F1B, Interleaved1F1B, GPipe, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV"
         raise InputError(get.path, what, "parallelism.pipeline_parallel_schedule")
-    chunks = 2 if schedule_kind(schedule).interleaved else 1  # TorchTitan makes two stages a rank unless told
+    chunks = 1 if schedule_kind(schedule).chunks in ("one", "any") else 2  # TorchTitan's two stages a rank unless told
+    if schedule_kind(schedule).pairs and get("pipeline_parallel_expert_parallel_overlap", "parallelism") is False:
+        what = f"is false: {kind} is modelled with forwards beside backwards; use ZBVZeroBubble"
+        raise InputError(get.path, what, "parallelism.pipeline_parallel_expert_parallel_overlap")
     return {"schedule": schedule, "virtual": chunks, "ends_as_layers": True}
+
+
+def _dispatcher(get: _Getter) -> dict[str, Any]:
+    """How tokens reach experts, where it is not by all-to-alls."""
+    name = str(get("expert_parallel_comm_backend", "parallelism") or "standard")
+    if name not in BACKENDS:
+        what = f"is {name!r}: choose from {', '.join(BACKENDS)}"
+        raise InputError(get.path, what, "parallelism.expert_parallel_comm_backend")
+    return {"dispatcher": BACKENDS[name]} if BACKENDS[name] else {}
 
 
 def _batches(get: _Getter, parallel: Table, batch: int) -> dict[str, Any]:

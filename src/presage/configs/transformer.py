@@ -90,7 +90,7 @@ class Mamba:
         return self.width + 2 * self.groups * self.state
 
     def parameters(self, hidden: int) -> int:
-        """Of one layer's mixer: projections, convolution, decays, skips and step sizes of heads, a gated norm."""
+        """Parameters of a layer's mixer: projections, convolution, decays, skips and steps of heads, a gated norm."""
         into = hidden * (self.width + self.convolved + self.heads)
         return into + self.convolved * (self.conv + 1) + 3 * self.heads + self.width + self.width * hidden
 
@@ -124,7 +124,7 @@ class LinearAttention:
         return self.values + 2 * self.value_heads
 
     def parameters(self, hidden: int) -> int:
-        """Of one layer's mixer."""
+        """Parameters of one layer's mixer."""
         wide = 2 * self.keys + self.values
         fixed = hidden * (wide + self.gates) + self.conv * wide + self.values * hidden + self.value_dim
         if self.kind == "kimi-delta":  # the low ranks' other halves, decays of heads, a shift for each dimension
@@ -301,12 +301,12 @@ class Transformer:
 
     @property
     def vision_parameters(self) -> int:
-        """Of the encoder of images and its projector."""
+        """Parameters of the encoder of images and its projector."""
         return self.vision.parameters(self.hidden) if self.vision else 0
 
     @property
     def trained_vision_parameters(self) -> int:
-        """Of them, those that are trained: a frozen tower's projector alone."""
+        """Those of its parameters that are trained: of a frozen tower the projector's alone."""
         v = self.vision
         return 0 if v is None else v.projector(self.hidden) if v.frozen else v.parameters(self.hidden)
 

@@ -88,10 +88,10 @@ def block_adapters(t: Tuning, m: Transformer, block: str, tp: int = 1) -> tuple[
     """Adapters of a block of a layer (the names of `transformer_layer`) on one tensor-parallel rank."""
     if not t.frozen:
         return ()
-    return tuple(a for name, a in _beside(m, block, tp).items() if name in t.targets)
+    return tuple(a for name, a in _matrices(m, block, tp).items() if name in t.targets)
 
 
-def _beside(m: Transformer, block: str, tp: int) -> dict[str, Adapter]:
+def _matrices(m: Transformer, block: str, tp: int) -> dict[str, Adapter]:
     """Matrices that a block is made of."""
     h, keys = m.hidden, max(1, m.kv_heads // tp) * m.head_dim
     queries, ffn = m.query_width // tp, m.ffn // tp

@@ -25,7 +25,7 @@ class VisionTower:
 
     @property
     def tokens(self) -> float:
-        """Of the decoder's sequence, those of images."""
+        """Tokens of the decoder's sequence that stand for images."""
         return self.images * self.patches / self.merge
 
     def parameters(self, decoder: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from presage.configs.job import Job
 from presage.memory.activations import layer_activations, number_bytes
@@ -18,7 +19,8 @@ from presage.memory.layer_kinds import (
 )
 from presage.memory.optimizer_state import optimizer_state, parameter_shards
 from presage.memory.stage_kinds import routed_layers, stage_kinds
-from presage.parallel.schedules import Extent, schedule_kind
+from presage.parallel.orders import Extent
+from presage.parallel.schedules import schedule_kind
 
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
 # decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
@@ -119,7 +121,7 @@ def most_needed(job: Job) -> float:
     common, layers, last = _Common(job), layer_counts(job), job.parallel.pp - 1
     alike: dict[tuple[int, int], int] = {}
     for number in range(1, last):
-        alike.setdefault(layers[number], number)
+        alike.setdefault(layers[number], number)  # `in_flight` never grows from a stage to the next
     return max(common.stage(number, *layers[number]).needed for number in {0, last, *alike.values()})
 
 
@@ -136,23 +138,18 @@ def layer_counts(job: Job) -> tuple[tuple[int, int], ...]:
     x = job.model.experts
     if job.model.pattern:
         return routed_layers(job)
-    return _counted(job.stage_layers(), 0 if x is None else x.dense_layers, 0 if x is None else x.every)
+    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
+    return _counted(split, job.parallel.slots, 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 
 @lru_cache(4096)
-def _counted(split: tuple[tuple[int, ...], ...], dense: int, every: int) -> tuple[tuple[int, int], ...]:
-    """Dense and MoE layers by stage, from the layers of each chunk; `every` is 0 without experts."""
-    if not every:
-        return tuple((sum(counts), 0) for counts in split)
-    out, start = [[0, 0] for _ in split], 0
-    for chunk in range(len(split[0])):
-        for stage, counts in enumerate(split):
-            end = start + counts[chunk]
-            moe = _moe_before(dense, every, end) - _moe_before(dense, every, start)
-            out[stage][0] += counts[chunk] - moe
-            out[stage][1] += moe
-            start = end
-    return tuple((dense, moe) for dense, moe in out)
+def _counted(
+    split: tuple[int, ...], slots: tuple[tuple[int, ...], ...], dense: int, every: int
+) -> tuple[tuple[int, int], ...]:
+    """Dense and MoE layers by stage, from the layers of each slot; `every` is 0 without experts."""
+    begin = [0, *accumulate(split)]
+    moe = [_moe_before(dense, every, b) - _moe_before(dense, every, a) if every else 0 for a, b in pairwise(begin)]
+    return tuple((sum(split[i] - moe[i] for i in own), sum(moe[i] for i in own)) for own in slots)
 
 
 def _moe_before(dense: int, every: int, layers: int) -> int:
@@ -165,7 +162,7 @@ class _Common:
 
     def __init__(self, job: Job) -> None:
         m, p = job.model, job.parallel
-        self.job, self.model, self.pp, self.virtual = job, m, p.pp, p.virtual
+        self.job, self.model, self.virtual, self.last = job, m, p.virtual, p.slot_count - 1
         self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
         self.kinds = stage_kinds(job) if m.pattern else ()
@@ -179,7 +176,8 @@ class _Common:
         self.idle = IDLE_AGAIN if job.recompute.mode == "full" else IDLE
 
     def stage(self, number: int, dense: int, moe: int) -> StageMemory:
-        first, last = number == 0, number == self.pp - 1
+        own = self.job.parallel.slots[number]
+        first, last = 0 in own, self.last in own
         flight = in_flight(self.job, number)
         shared, experts, ends = self.parameters(dense, moe, first, last)
         kept, working = self.activations(dense, moe, flight, first, last)

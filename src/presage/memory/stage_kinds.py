@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from presage.configs.job import Job
@@ -9,7 +10,7 @@ from presage.memory.activations import layer_activations
 
 
 class StageKinds(NamedTuple):
-    """Of the layers of a pattern that a stage has: parameters of a rank, and bytes a token."""
+    """Layers of a pattern that a stage has: parameters of a rank, and bytes a token."""
 
     shared: float
     experts: float
@@ -19,20 +20,20 @@ class StageKinds(NamedTuple):
 
 def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
     """Layers of a pattern by stage."""
-    split, m, start = job.stage_layers(), job.model, 0
     found: dict[tuple[object, ...], StageKinds] = {}
-    out: list[list[StageKinds]] = [[] for _ in split]
-    for chunk in range(len(split[0])):
-        for stage, counts in enumerate(split):
-            for layer in range(start, start + counts[chunk]):
-                out[stage].append(found.setdefault(m.kind(layer), _layer_kind(job, layer)))
-            start += counts[chunk]
-    return tuple(
-        StageKinds(
-            sum(k.shared for k in s), sum(k.experts for k in s), sum(k.kept for k in s), max(k.working for k in s)
-        )
-        for s in out
-    )
+    out = []
+    for layers in _stage_layers(job):
+        some = [found.setdefault(job.model.kind(i), _layer_kind(job, i)) for i in layers]
+        sums = [sum(k[n] for k in some) for n in range(3)]
+        out.append(StageKinds(*sums, max((k.working for k in some), default=0.0)))
+    return tuple(out)
+
+
+def _stage_layers(job: Job) -> list[list[int]]:
+    """Numbers of the layers of each stage."""
+    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
+    begin = [0, *accumulate(split)]
+    return [[i for slot in own for i in range(begin[slot], begin[slot + 1])] for own in job.parallel.slots]
 
 
 def _layer_kind(job: Job, layer: int) -> StageKinds:
@@ -55,11 +56,5 @@ def rank_parameters(job: Job, layer: int) -> tuple[float, float]:
 
 def routed_layers(job: Job) -> tuple[tuple[int, int], ...]:
     """Layers without and with experts, by stage."""
-    split, m, start = job.stage_layers(), job.model, 0
-    out = [[0, 0] for _ in split]
-    for chunk in range(len(split[0])):
-        for stage, counts in enumerate(split):
-            for layer in range(start, start + counts[chunk]):
-                out[stage][m.has_experts(layer)] += 1
-            start += counts[chunk]
-    return tuple((without, routed) for without, routed in out)
+    routed = [sum(job.model.has_experts(i) for i in layers) for layers in _stage_layers(job)]
+    return tuple((len(layers) - n, n) for layers, n in zip(_stage_layers(job), routed, strict=True))

@@ -18,7 +18,7 @@ from presage.configs.tuning import tuning_fields
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "sequence", "async_backward",
+    "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward",
     "fused_accumulation", "attention_masks", "grouped_experts", "foreach", "logit_bytes", "extra_bytes", "update_bytes",
     "forward_us", "backward_us",
 )  # fmt: skip
@@ -84,8 +84,8 @@ def _parallel(job: Job) -> dict[str, Any]:
     p = job.parallel
     given = {k: v for k, v in asdict(p).items() if k not in ("layers_as", "ends_as_layers")}
     out = {"gpus": job.gpus, **given} | ({} if job.balanced else {"cp_balance": "none"})
-    if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % (p.pp * p.virtual):
-        out["layers_as"] = [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]
+    if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % p.slot_count:
+        out["layers_as"] = list(job.parallel.slot_layers(job.model.layers, job.model.predicted))
     else:
         out["ends_as_layers"] = p.ends_as_layers
     return out

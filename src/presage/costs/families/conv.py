@@ -306,7 +306,8 @@ def _output(call: Call, near: Three, kernel: Three, transposed: bool) -> Three:
 
 
 def _channels_last(t: Shape) -> bool:
-    return len(t.strides) > 2 and t.sizes[1] > 1 and t.strides[1] == 1 and not t.is_contiguous
+    """Whether cuDNN gets it in channels-last order. PyTorch makes 1-D inputs contiguous first, however they lie."""
+    return len(t.strides) > 3 and t.sizes[1] > 1 and t.strides[1] == 1 and not t.is_contiguous
 
 
 OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))

@@ -5,7 +5,7 @@ atomics: also a chain as long as the most frequent row is frequent. Adding in or
 passes as row numbers have bytes, then a chain over the repeats of each row. Whole rows that are a multiple of 16 bytes
 are gathered as embeddings are. What lies behind a dimension of samples (x[:, i, j]) has weights of its own.
 
-Sweep: 700 draws over eight ops, and 400 of x[:, i, j] and x[:, i]. Adding to places that come often is worst told.
+The largest or smallest of each place's numbers (scatter_reduce) has a chain of its records (`compared`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import ceil, log2, prod
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.families.embedding import EmbeddingLookup, far, gathered, missed, repeats
-from presage.costs.rates import Rates
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 CODES = codes(
     (
@@ -49,6 +49,7 @@ ALIKE = {
     "aten::masked_select": "aten::index",
     "aten::masked_scatter_": "aten::scatter_",
 }
+ATOMIC, ADDING = ("scatter_add_", "scatter_reduce_"), ("sum", "mean")
 ONE_TILE = 2400  # indices that one thread block sorts
 
 # Weights of the parts below, by least squares of ln(time) over the draws that are not held out.
@@ -56,7 +57,8 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
     "rows": (0.937, 0.228, 0.0651, 0.278, 0.0, 0.0, 0.449, 0.0413),
     "scatter_": (1.06, 1.53, 0.0934, 1.68, 1.53, 0.0728, 0.00157, 0.094, 0.607, 0.0306),
     "scatter_add_": (1.28, 1.55, 0.0119, 2.45, 1.99, 0.703, 0.0, 0.0, 0.0, 0.0),
-    "scatter_reduce_": (1.28, 1.55, 0.0119, 2.45, 1.99, 0.703, 0.0, 0.0, 0.0, 0.0),
+    "scatter_reduce_": (0.0, 0.0, 3.49, 1.13, 2.14, 0.0445, 0.0117, 3.92),
+    "scatter_reduce_, 16 bits": (25.0, 0.0, 10.3, 3.73, 0.801, 1.49, 0.0374, 1.13),
     "put, narrow": (5.19, 0.0, 0.0, 0.14, 0.0818, 0.0, 0.00138, 0.093, 0.0, 0.0),
     "put": (3.44, 0.224, 0.0, 0.456, 0.0507, 0.000109, 0.0, 0.295, 0.0, 0.0),
     "index_copy_": (1.54, 0.0, 0.0576, 2.06, 0.864, 0.0732, 0.000314, 0.0, 1.15, 0.0171),
@@ -136,6 +138,19 @@ def put(m: IndexedBytes, rates: Rates) -> list[float]:
     ]  # fmt: skip
 
 
+def compared(m: IndexedBytes, rates: Rates) -> list[float]:
+    """The largest or smallest of each row's: what is no new record is only read, and of `most` numbers in random order
+    ln(most) are records, one waiting for the other."""
+    slot, row = rates.floor / rates.sms, m.columns * m.width
+    sectors, elements = 32 * ceil(row / 32) * m.before, m.count * m.columns * m.before
+    again = max(0.0, m.count - m.distinct) * sectors
+    return [
+        rates.floor, elements * slot / 1024, m.count * sectors / rates.bandwidth,
+        missed(m.distinct * sectors, again) / rates.bandwidth, rates.floor * log2(m.most + 1), m.most * slot,
+        m.most * slot * min(m.columns, 1024), rates.floor * log2(1 + m.count / m.distinct),
+    ]  # fmt: skip
+
+
 def whole(m: IndexedBytes, rates: Rates) -> list[float]:
     return gathered(EmbeddingLookup(m.count, m.rows, m.columns, m.count, m.width, m.distinct, m.most), rates)
 
@@ -152,10 +167,20 @@ def path(call: Call, m: IndexedBytes) -> str:
         return "index_copy_" if not m.adds else "put, narrow" if m.columns <= 32 else "put"
     if name == "index_add_" and m.count <= 16:
         return "index_add_, few"
-    return name + (", 16 bits" if name == "scatter_add_" and m.width == 2 else "")
+    if name == "scatter_reduce_" and _reduction(call) in ADDING:
+        name = "scatter_add_"
+    return name + (", 16 bits" if name in ATOMIC and m.width == 2 else "")
+
+
+def _reduction(call: Call) -> str:
+    """Of a scatter_reduce: sum, mean, amax, ...; amax where it is not told."""
+    named = call.inputs[4] if len(call.inputs) > 4 else None
+    return named if isinstance(named, str) else "amax"
 
 
 def parts(name: str, m: IndexedBytes, rates: Rates) -> list[float]:
+    if name.startswith("scatter_reduce_"):
+        return compared(m, rates)
     return (put if name.startswith("put") else whole if name == "rows" else passed)(m, rates)
 
 
@@ -169,12 +194,16 @@ def law(call: Call, rates: Rates) -> Law:
 
 def features(call: Call, law: Law) -> list[float]:
     m = moved(call)
-    row = m.before * m.columns * m.width
+    row, name = m.before * m.columns * m.width, path(call, m)
+    shares = [ln(p / law.seconds + 1e-6) for p in parts(name, m, REFERENCE)]
     return [
-        float(list(WEIGHTS).index(path(call, m))), ln(law.seconds), ln(law.bytes / law.seconds), float(m.width),
+        float(list(WEIGHTS).index(name)), ln(law.seconds), ln(law.bytes / law.seconds), float(m.width),
         ln(m.columns), ln(m.count), ln(m.distinct), ln(m.count / m.distinct), ln(m.most), ln(m.distinct * row),
-        ln(m.rows), ln(m.most / max(1, m.count)), ln(m.count * row),
+        ln(m.rows), ln(m.most / max(1, m.count)), ln(m.count * row), float(len(call.tensors)),
+        float(_reduction(call) in ADDING), *shares, *[-1.0] * (PARTS - len(shares)),
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=15)
+PARTS = max(map(len, WEIGHTS.values()))
+REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
+FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=15, bound=0.3)

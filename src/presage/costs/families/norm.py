@@ -21,6 +21,7 @@ BLOCK = 2e9  # bytes a second that one block gets through, two to an SM
 ROWWISE, THREADS = ("aten::native_layer_norm", "aten::_fused_rms_norm"), 128  # a block of so many threads for a row
 # Seconds of a block for a number of its group, alone on an SM, and of a weight's row; backward.
 GROUPED, WEIGHED, WEIGHED_BACKWARD = 0.55e-9, 1.6e-9, 2.4e-9
+COLUMNS, LINE, LINE_BACKWARD = 16, 8e-9, 11e-9  # of a weight normalised along its last dimension, a block's
 
 CODES = codes(
     "native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm "
@@ -54,7 +55,10 @@ def statistics(call: Call) -> tuple[int, float]:
         blocks = x.sizes[0] * max(1, int(call.number(6)))
         return blocks, x.elements / max(1, blocks) * GROUPED
     if "weight" in call.name:
-        rows = min(x.sizes[0], x.sizes[-1]) if call.number(4 if backward else 2) else x.sizes[0]
+        if call.number(4 if backward else 2):  # along the last dimension: a block has a few columns, all their rows
+            lines = x.elements / max(1, x.sizes[-1])
+            return ceil(x.sizes[-1] / COLUMNS), lines * (LINE_BACKWARD if backward else LINE)
+        rows = x.sizes[0]
         return rows, x.elements / max(1, rows) * (WEIGHED_BACKWARD if backward else WEIGHED)
     if "batch" in call.name and not _channels_last(x):
         return x.sizes[1], x.nbytes / max(1, x.sizes[1]) * (2 if backward else 1) / BLOCK
@@ -86,7 +90,8 @@ def features(call: Call, law: Law) -> list[float]:
         columns = _columns(call)
         channels = batch = 1
     elif "weight" in call.name:
-        channels, columns, batch = x.sizes[0], x.elements // max(1, x.sizes[0]), 1
+        along = x.sizes[-1] if call.number(4 if call.name.endswith("backward") else 2) else x.sizes[0]
+        channels, columns, batch = along, x.elements // max(1, along), 1
     else:
         columns, batch = max(1, prod(x.sizes[2:])), x.sizes[0]
     rows = x.elements / max(1, columns)

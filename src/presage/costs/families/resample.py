@@ -1,8 +1,8 @@
 """Results whose places are computed from other places: interpolation, grid sampling, unfolding, padding by reflection.
 
-Law: `near` is the side of the forward's input, `far` that of its output. Forward a thread makes a far number from
-near ones, or goes through all planes at one place (interpolation in planar order, where few places leave
-the GPU idle and planes follow one another). Backward every far number is added to the near ones it was made from, with
+Law: `near` is the side of the forward's input, `far` that of its output. A thread makes a far number from near ones, or
+many one after the other (`lanes`): all planes at one place (cubic, and linear in planar order), all channels
+(grids), all images (nearest in planar order), so that few threads leave the GPU idle. Backward every far number is added to the near ones it was made from, with
 atomics: what falls onto one near place waits for what fell there before, so a large scale is slow by far/near, and one
 near place (a pooled 1x1 image spread out again) takes all far ones one by one. Bytes set the least time.
 
@@ -17,7 +17,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import KernelFamily, Law, alignment, codes, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 MODES = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
@@ -43,11 +43,7 @@ ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
 }.items()}  # fmt: skip
 TAPS = {"linear1d": 2, "bilinear2d": 4, "trilinear3d": 8, "bicubic2d": 16, "grid": 4}  # near numbers a far one is of
 ADDED = ("linear", "bicubic", "grid")  # whose gradients are added with atomics
-TAP = 0.13e-9  # seconds of an SM for a near number read or added
-# Seconds of an addition for each one that falls onto the same place, by bytes of a number: medians of the sweep's
-# bilinear gradients with more than 400 a place.
-CONTENDED = {4: 4.7e-14, 2: 1.8e-13}
-PLANE = 60e-9  # seconds from a plane to the next, of a thread that goes through all
+CACHED = 3e7  # bytes of the near side that stay in the L2
 
 
 class Resampling(NamedTuple):
@@ -124,29 +120,61 @@ def _other(call: Call, first: Shape, backward: bool) -> int:
     return int(prod(first.sizes[2:]) * scales[0] ** len(first.sizes[2:]))
 
 
-def parts(r: Resampling, rates: Rates) -> tuple[float, float, float, float]:
-    """Seconds of the bytes, of the numbers read or added, of those that wait for one place, of planes in a row."""
-    numbers = r.planes * (r.near if r.backward and not r.added else r.far) * r.taps
-    wait = CONTENDED.get(r.width, CONTENDED[4]) * (r.contention - 1) * r.planes * r.far * r.taps
-    serial = r.planes * PLANE * max(1.0, r.far / (rates.sms * 1024)) if not r.channels_last and r.taps > 1 else 0.0
-    return r.moved / rates.bandwidth, numbers * TAP / rates.sms, wait, serial
+def lanes(r: Resampling) -> tuple[float, float]:
+    """How many numbers a thread makes one after the other, and how many threads there are."""
+    images = r.planes / max(1, r.channels)
+    if "grid" in r.name:
+        return float(r.channels), images * r.far
+    if "bicubic" in r.name or ("linear" in r.name and not r.backward and not r.channels_last):
+        return float(r.planes), float(r.far)
+    if "nearest" in r.name and not r.channels_last:
+        side = r.near if r.backward else r.far
+        return images * (max(1.0, r.far / max(1, r.near)) if r.backward else 1.0), float(r.channels * side)
+    return 1.0, float(r.planes * r.far)
+
+
+def parts(r: Resampling, rates: Rates) -> list[float]:
+    """Seconds before their weights: a launch; bytes; what the cache does not keep of the near side; numbers read; numbers
+    in a row, those of large near sides, those of more threads than run at once; numbers added to one place, all in
+    all and at one place; results."""
+    serial, threads = lanes(r)
+    numbers = r.planes * (r.near if r.backward and not r.added else r.far)
+    row, contended = serial * 1e-7, (r.contention - 1) * r.planes * r.far * r.taps * 1e-13
+    return [
+        rates.floor, r.moved / rates.bandwidth, max(0.0, r.planes * r.near * r.width - CACHED) / rates.bandwidth,
+        numbers * r.taps * 1e-10 / rates.sms, row, row * min(1.0, r.near / 1000),
+        row * max(1.0, threads / (rates.sms * 2048)), contended, r.contention * 1e-8,
+        r.planes * r.far * 1e-10 / rates.sms,
+    ]  # fmt: skip
+
+
+def path(r: Resampling) -> str:
+    """Which weights are its own: by op, layout and width, or those of the nearest that was measured."""
+    known = fitted_numbers("resample")["weights"]
+    name, here = r.name.removeprefix("aten::"), "last" if r.channels_last else "planar"
+    ways = [f"{name} {layout} {width}" for layout in (here, "planar", "last") for width in (min(r.width, 4), 4, 2)]
+    return next((way for way in ways if way in known), "upsample_bilinear2d planar 4")
 
 
 def law(call: Call, rates: Rates) -> Law:
     r = resampling(call)
-    return Law(rates.floor + max(parts(r, rates)), 0.0, r.moved)
+    weights = fitted_numbers("resample")["weights"][path(r)]
+    seconds = sum(w * part for w, part in zip(weights, parts(r, rates), strict=True))
+    return Law(max(0.5 * rates.floor, seconds, r.moved / rates.bandwidth / 3), 0.0, r.moved)
 
 
 def features(call: Call, law: Law) -> list[float]:
     r = resampling(call)
+    serial, threads = lanes(r)
+    waves = threads / REFERENCE_SMS / 2048
     return [
         OPS[r.name], float(r.width), float(r.channels_last), ln(r.planes), ln(r.near), ln(r.far), ln(r.far / r.near),
         ln(r.channels), ln(r.planes / max(1, r.channels)), ln(r.contention), ln(law.seconds), ln(r.moved),
         ln(r.planes * r.near), ln(r.planes * r.far), float(alignment(r.channels, 32)), float(alignment(r.far, 16)),
-        *(ln(t / law.seconds) for t in parts(r, REFERENCE)), float(min(r.near, 64)),
-        r.far / REFERENCE_SMS / 1024 / ceil(r.far / REFERENCE_SMS / 1024), call.number(3 if r.backward else 2),
+        *(ln(t / law.seconds + 1e-6) for t in parts(r, REFERENCE)), float(min(r.near, 64)), ln(serial), ln(threads),
+        ceil(waves) / waves, waves, ln(law.seconds / serial), call.number(3 if r.backward else 2),
     ]  # fmt: skip
 
 
 REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
-FAMILY = KernelFamily("resample", frozenset(OPS), law, features, rounds=1200, leaves=31, bound=0.5)
+FAMILY = KernelFamily("resample", frozenset(OPS), law, features, rounds=1500, leaves=31, bound=0.3)

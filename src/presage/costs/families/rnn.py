@@ -14,8 +14,8 @@ from math import ceil
 from typing import NamedTuple
 
 from presage.costs.call import Call
-from presage.costs.families.common import KernelFamily, Law, ln
-from presage.costs.rates import Rates
+from presage.costs.families.common import KernelFamily, Law, alignment, ln
+from presage.costs.rates import REFERENCE_SMS, Rates
 
 NAMES = ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
@@ -104,11 +104,18 @@ def law(call: Call, rates: Rates) -> Law:
 
 def features(call: Call, law: Law) -> list[float]:
     r = rnn(call)
-    cells = r.steps * r.layers * r.ways
+    cells, gates = r.steps * r.layers * r.ways, r.gates * r.hidden
     return [
         float(sorted(WEIGHTS).index(path(call))), ln(r.batch), ln(r.hidden), float(r.gates), ln(law.seconds / cells),
-        ln(law.flops / law.seconds), float(r.ways), ln(r.inputs),
+        ln(law.flops / law.seconds), float(r.ways), ln(r.inputs), ln(r.steps), float(r.layers), float(r.width),
+        float(call.tensors[0].dtype == "float16"), float(alignment(r.hidden)), float(alignment(r.inputs)),
+        float(alignment(r.batch)), ln(r.batch * gates), ln(gates * r.hidden * r.width), float(r.hidden),
+        ceil(r.batch / 64) * ceil(gates / 64) / REFERENCE_SMS, ln(r.batch * r.hidden), ln(r.steps * r.batch),
+        *(ln(p / law.seconds + 1e-6) for p in parts(call, REFERENCE)),
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("rnn", frozenset(NAMES), law, features, rounds=500, leaves=7, computes=True, at_once=lanes)
+REFERENCE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4e14, "fp32": 5.3e13, "fp64": 2.7e13}, REFERENCE_SMS)
+FAMILY = KernelFamily(
+    "rnn", frozenset(NAMES), law, features, rounds=1500, leaves=15, bound=0.2, computes=True, at_once=lanes
+)

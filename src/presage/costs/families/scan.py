@@ -62,4 +62,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("scan", frozenset(CODES), law, features, rounds=400, leaves=15, bound=0.5)
+FAMILY = KernelFamily("scan", frozenset(CODES), law, features, rounds=800, leaves=15, bound=0.3)

@@ -46,7 +46,7 @@ def lengths_load(job: Job, lengths: Floats, packed: bool, rng: np.random.Generat
 
 
 def own_load(job: Job, seed: int = 0) -> Distribution | None:
-    """Of a job whose sequences are packed: its microbatches' work over that of a usual one."""
+    """Work of the microbatches of a job whose sequences are packed, over that of a usual one."""
     if not job.lengths:
         return None
     return microbatch_load(job, np.array(job.lengths, np.float64), True, None, seed)

@@ -12,6 +12,7 @@ from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
 from presage.memory.activations import layer_activations
 from presage.parallel.dispatchers import dispatcher
+from presage.parallel.orders import Extent
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
 from presage.prediction.jobs.optimizer_step import PINNED
@@ -39,7 +40,7 @@ class ChunkTime:
 def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow: float) -> ChunkTime:
     """Seconds of a chunk, with tensor-core kernels slowed down by the power limit."""
     both = c.passes.forward, c.passes.backward + c.passes.again
-    hidden = [_hidden(job, pricer, cost, slow) for cost in both]
+    hidden = _hidden(job, pricer, both, c.passes.backward.weight, slow)
     ahead, back = (cost.seconds(slow) - less for cost, less in zip(both, hidden, strict=True))
     gather, reduce = _transfers(job, pricer, c)
     taken, parts = pricer.held, max(1, c.layers)
@@ -78,16 +79,37 @@ def _waited(job: Job, c: BlockCost) -> float:
     another microbatch's passes leave the host that one's launches."""
     if job.framework.host == "graph" or not c.ep:
         return 0.0
-    return 0.0 if job.overlap.experts and not dispatcher(job.dispatcher).fused else c.ep
+    return 0.0 if job.hides_dispatch and not dispatcher(job.dispatcher).fused else c.ep
 
 
-def _hidden(job: Job, pricer: BlockCostModel, c: BlockCost, slow: float) -> float:
-    """Seconds of expert dispatch that overlap another microbatch's pass in the other direction."""
-    if not job.overlap.experts or not c.ep:
-        return 0.0
-    beside = min(c.ep, c.seconds(slow) - c.ep) * (1 - 1 / job.microbatches)
+def _hidden(
+    job: Job, pricer: BlockCostModel, both: tuple[BlockCost, BlockCost], weight: float, slow: float
+) -> tuple[float, float]:
+    """Seconds of a forward's and of a backward's exchanges with experts that run beside the other pass, of another
+    microbatch; weight gradients that are put off run beside the backward's. The first forwards of a pipeline and its
+    last backwards have nothing beside them."""
+    ahead, back = both
+    if not job.hides_dispatch or not (ahead.ep or back.ep):
+        return 0.0, 0.0
+    moved = weight * slow if job.overlap.weight_gradients else 0.0
+    share, lost = paired_share(job), exchange_loss(job, pricer)
+    over = min(ahead.ep, back.seconds(slow) - back.ep - moved), min(back.ep, ahead.seconds(slow) - ahead.ep + moved)
+    return over[0] * share * (1 - lost), over[1] * share * (1 - lost)
+
+
+def exchange_loss(job: Job, pricer: BlockCostModel) -> float:
+    """Of compute beside an exchange with experts, what is lost to the multiprocessors that it holds."""
     sms = dispatcher(job.dispatcher).sms
-    return beside * (1 - (sms / job.platform.gpu.sms if sms else pricer.held))
+    return sms / job.platform.gpu.sms if sms else pricer.held
+
+
+def paired_share(job: Job) -> float:
+    """Of a stage's forwards, those that have a backward beside them: all but what is in flight when the first backward
+    begins, in the mean over the stages."""
+    p = job.parallel
+    extent = Extent(p.pp, job.microbatches, p.virtual, 1)
+    ahead = sum(p.pipeline_kind.in_flight(k, extent) for k in range(p.pp)) / p.pp
+    return max(0.0, 1 - ahead / (job.passes * p.virtual))
 
 
 def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float]:

@@ -59,7 +59,7 @@ def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
     """The graphs of a stage, how often each runs in a step, and whether it may be recomputed: never the ends."""
     d, m = assign_layers(job), job.model
     for (layers, first, last), count in zip(d.kinds, d.counts[stage].tolist(), strict=True):
-        often = count * job.microbatches
+        often = count * job.passes
         for number, times in layers:
             yield layer_graph(job, number), times * often, True
         if first:

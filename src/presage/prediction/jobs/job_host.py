@@ -76,7 +76,7 @@ def _expert_host(job: Job, efficiency: Efficiency) -> ExpertHost | None:
     if e is None:
         return None
     local = max(1, e.experts // job.parallel.ep)
-    return ExpertHost(job.dispatcher, local, job.overlap.experts, efficiency.experts)
+    return ExpertHost(job.dispatcher, local, job.hides_dispatch, efficiency.experts)
 
 
 def _on_host(h: LayerHost, name: str) -> LayerHost:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from presage.configs.job import Job
-from presage.configs.job_file import ParsedJob, read_job_file
+from presage.configs.job_file import ParsedJob, read_job_file, training_alone
 from presage.costs.closed_form import ClosedFormKernels
 from presage.engine import Timeline
 from presage.files.memo import remembered
@@ -306,7 +306,7 @@ def predict_job(
     parsed = ParsedJob(job) if isinstance(job, Job) else job
     if not isinstance(parsed, ParsedJob):
         parsed = read_job_file(parsed, overrides)
-    job, notes = parsed.job, parsed.notes
+    job, notes = training_alone(parsed).job, parsed.notes
     terms = terms or cost_terms(parsed.cluster, parsed.path)
     memory = job_memory(job)
     notes = (*notes, *memory_notes(memory), *provenance_notes(job))

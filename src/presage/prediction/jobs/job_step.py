@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.costs.layer_host import LayerHost
 from presage.engine import exposed_after, exposed_before
+from presage.parallel.orders import Route
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
@@ -42,13 +43,13 @@ class JobStep:
     passes: tuple[ChunkTime, ...]  # by kind of chunk
     replicas: float  # seconds of exposed communication between replicas
     update: float  # seconds of the optimizer
-    microbatches: int
+    through: int  # microbatches that go through each chunk
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """Seconds by kind of work on the busiest stage; the bubble is the rest of the pipeline's time."""
         stage = int(np.argmax(self.pipeline.busy))
-        parts = _parts(self.plan, stage, self.passes, self.slowdown, self.microbatches)
+        parts = _parts(self.plan, stage, self.passes, self.slowdown, self.through)
         bubble = max(0.0, self.pipeline.total - sum(parts.values()))
         return parts | {"bubble": bubble, "dp": self.replicas, "optimizer": self.update}
 
@@ -69,7 +70,9 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     plan, host = chunks(job, pricer), layer_host_of(job, pricer.efficiency)
     times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
     forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
-    busy = job.microbatches * (plan.counts @ (forward + backward))
+    busy = job.passes * (plan.counts @ (forward + backward))
+    if p.pipeline_kind.route is Route.BOTH_WAYS:  # any stage may be the first
+        return float(busy.max() + _update(job, pricer, plan, host))
     way = forward[plan.at[:, 0]]
     if not p.pipeline_kind.splits_backward:  # where weight gradients may come last, nothing need follow them
         way = way + backward[plan.at].min(axis=1)
@@ -95,7 +98,7 @@ def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> 
     if job.precision == "fp32":
         return 1.0  # no tensor cores
     ahead, back = plan.busiest
-    n, both = job.microbatches, ahead + back
+    n, both = job.passes, ahead + back
     tensor = (both.product + both.attention) * n
     flops = {
         job.precision: both.flops * n,
@@ -124,7 +127,7 @@ class StepInputs(NamedTuple):
     schedule: Schedule
     send: float  # seconds of activations from a stage to the next
     sent: DpTraffic | None  # between replicas after the last pass; None where each pass sends its own
-    tied: float  # seconds of gradients of weights that both ends use
+    tied: float  # seconds of gradients of weights that two stages have
     update: float  # seconds of the optimizer
 
     @staticmethod
@@ -133,7 +136,8 @@ class StepInputs(NamedTuple):
         schedule = Schedule.of(p.pipeline_kind.name, p.pp, job.microbatches, p.virtual)
         sent = None if _by_layer(job) else _dp_traffic(job, pricer, plan)
         update = _update(job, pricer, plan, host)
-        return StepInputs(job, pricer, plan, host, schedule, _send(job, pricer), sent, _tied(job, pricer), update)
+        tied = _tied(job, pricer) + _copies(job, pricer, plan)
+        return StepInputs(job, pricer, plan, host, schedule, _send(job, pricer), sent, tied, update)
 
 
 def step_at_clock(s: StepInputs, slow: float) -> JobStep:
@@ -152,7 +156,7 @@ def step_at_clock(s: StepInputs, slow: float) -> JobStep:
         replicas += exposed_after(reduce, parts, done.last_backward, backward, done.total, job.overlap.gradients)
         replicas += exposed_before(gather, parts, done.first_forward, forward, job.overlap.parameters)
     seconds = done.total + replicas + s.update
-    return JobStep(seconds, done, slow, forward, backward, s.plan, passes, replicas, s.update, job.microbatches)
+    return JobStep(seconds, done, slow, forward, backward, s.plan, passes, replicas, s.update, job.passes)
 
 
 def _send(job: Job, pricer: BlockCostModel) -> float:
@@ -181,10 +185,22 @@ def _dp_traffic(job: Job, pricer: BlockCostModel, plan: Stages) -> DpTraffic:
 def _tied(job: Job, pricer: BlockCostModel) -> float:
     """Gradients of weights that both ends use."""
     m, p = job.model, job.parallel
-    if not m.tied or p.pp == 1 or _by_layer(job) or job.tuning.frozen:
+    if not m.tied or p.pp == 1 or _by_layer(job) or p.pipeline_kind.route is not Route.LOOP or job.tuning.frozen:
         return 0.0
     nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
     return pricer.collective_seconds("all_reduce", nbytes, Axis.PP)
+
+
+def _copies(job: Job, pricer: BlockCostModel, plan: Stages) -> float:
+    """Gradients of layers that two stages have (DualPipe), summed up between them; each rank's share of them where the
+    optimizer is sharded."""
+    if job.parallel.pipeline_kind.route is not Route.BOTH_WAYS or _by_layer(job):
+        return 0.0
+    parameters = np.array([_weights(job, pricer, c) for c in plan.kinds])
+    if job.parallel.zero:
+        parameters = parameters / (job.sharding, max(1, job.expert_dp))
+    most = float((plan.counts @ parameters.sum(axis=1)).max())
+    return pricer.collective_seconds("all_reduce", most * job.framework.reduce_bytes, Axis.PP)
 
 
 def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ MODULES = {
     "moe": ("router", "dispatch", "moe_up", "act", "moe_down", "combine"),
     "op": ("norm1", "norm2", "norm", "rope", "act", "residual"),
 }
+
+
+SHARED = ("shared_up", "shared_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Stages:
 def chunks(job: Job, pricer: BlockCostModel) -> Stages:
     """The chunks of every stage. Plans that differ in schedule, sharding or replicas share them."""
     p = job.parallel
-    split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
+    split = (p.pipeline_kind.route, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
     return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
 
 
@@ -91,18 +94,17 @@ def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
 
 def assign_layers(job: Job) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
-    p, split, m = job.parallel, job.stage_layers(), job.model
+    p, m = job.parallel, job.model
+    split = p.slot_layers(m.layers, m.predicted)
     kinds = [m.kind(i) for i in range(m.layers)]
     numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
     found: dict[Kind, int] = {}
-    at = np.zeros((p.pp, p.virtual), np.int64)
-    start = 0
-    for chunk in range(p.virtual):
-        for stage in range(p.pp):
-            end = start + split[stage][chunk]
-            first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            at[stage, chunk] = found.setdefault((_counted(numbers[start:end]), first, last), len(found))
-            start = end
+    of_slot, start = np.zeros(len(split), np.int64), 0
+    for slot, count in enumerate(split):
+        kind = _counted(numbers[start : start + count]), slot == 0, slot == len(split) - 1
+        of_slot[slot] = found.setdefault(kind, len(found))
+        start += count
+    at = of_slot[np.array(p.slots)]
     counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
     return LayerAssignment(tuple(found), at, counts)
 
@@ -130,11 +132,21 @@ def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     key = ("blocks", pricer.layers, job.model.kind(number))
-    again, total = BlockCost(), NOTHING
+    again, total, shared = BlockCost(), NOTHING, NOTHING
     for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
         again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
         total += one
+        if block.name in SHARED:
+            shared += one
+    if job.overlap.shared_experts:
+        ahead, back = _beside(pricer, total.forward, shared.forward), _beside(pricer, total.backward, shared.backward)
+        return Passes(ahead, back, again)
     return Passes(total.forward, total.backward, again)
+
+
+def _beside(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
+    """A pass whose exchanges with experts run beside the shared experts, as far as these take as long."""
+    return replace(all_, ep=all_.ep - min(all_.ep, shared.compute) * (1 - pricer.held))
 
 
 def recomputed_share(r: Recompute, name: str, has_gemm: bool) -> float:

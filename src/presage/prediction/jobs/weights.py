@@ -39,7 +39,7 @@ def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
 
 
 def trained_weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
-    """Of a chunk's parameters, those that have gradients: all, or those of adapters."""
+    """Those of a chunk's parameters that have gradients: all, or those of adapters."""
     if not job.tuning.frozen:
         return weights(job, dealt, first, last)
     return Weights(sum(n * adapter_parameters(job.tuning, job.model, i, job.parallel.tp) for i, n in dealt), 0.0)

@@ -14,6 +14,7 @@ import numpy as np
 from presage_fit.calibrate.sweeps import (
     convolution,
     dense,
+    groups,
     layers,
     memory,
     nets,
@@ -21,6 +22,7 @@ from presage_fit.calibrate.sweeps import (
     optimizers,
     pointwise,
     sparse,
+    thin,
     various,
 )
 from presage_fit.calibrate.sweeps.common import Parts
@@ -38,7 +40,20 @@ class Family(NamedTuple):
 
 FAMILIES: dict[str, Family] = {
     name: Family(*parts)
-    for module in (dense, convolution, pointwise, memory, norms, sparse, optimizers, nets, various, layers)
+    for module in (
+        dense,
+        convolution,
+        pointwise,
+        memory,
+        norms,
+        sparse,
+        optimizers,
+        nets,
+        groups,
+        various,
+        thin,
+        layers,
+    )
     for name, parts in module.FAMILIES.items()
 }
 

@@ -193,17 +193,22 @@ def sample_conv_net(rng: np.random.Generator) -> dict[str, Any]:
     while True:
         kind, p = near(rng, KINDS), near(rng, {_image: 0.78, _sound: 0.12, _video: 0.1})(rng)
         n = int(pick(rng, BATCHES)) if rng.random() < 0.7 else log_int(rng, 1, 300)
-        lists = {
-            k: v if isinstance(v, list) else [v] * p["dims"] for k, v in p.items() if k in ("k", "stride", "dilation")
-        }
-        padding = p["padding"]
-        if padding is None:  # the size stays
-            padding = [d * (k - 1) // 2 for k, d in zip(lists["k"], lists["dilation"], strict=True)]
-        elif not isinstance(padding, list):
-            padding = [padding] * p["dims"]
-        p = {"kind": kind, "n": n, "transposed": False, **p, **lists, "padding": padding}
-        if _fits(p):
-            break
+        found = finished(rng, kind, n, p)
+        if found is not None:
+            return found
+
+
+def finished(rng: np.random.Generator, kind: str, n: int, p: Shape) -> dict[str, Any] | None:
+    """A layer with its settings spelled out for each dimension, in some layout; nothing where it is too large."""
+    lists = {k: v if isinstance(v, list) else [v] * p["dims"] for k, v in p.items() if k in ("k", "stride", "dilation")}
+    padding = p["padding"]
+    if padding is None:  # the size stays
+        padding = [d * (k - 1) // 2 for k, d in zip(lists["k"], lists["dilation"], strict=True)]
+    elif not isinstance(padding, list):
+        padding = [padding] * p["dims"]
+    p = {"kind": kind, "n": n, "transposed": False, **p, **lists, "padding": padding}
+    if not _fits(p):
+        return None
     wide = p["dims"] > 1 and rng.random() < (0.5 if kind in ("bfloat16", "float16") else 0.25)
     return {**p, "channels_last": bool(wide)}
 
