@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution
 
+
 Shape = int | tuple[int, ...] | None
 
 

@@ -250,7 +250,7 @@ def window_slowdown(style: str, s: AttentionShape) -> float:
     costs narrow heads most (H200, 42 windows of 64 to 4,096 tokens)."""
     if not s.window or style != "flash2" or s.backward:
         return 1.0
-    return 1.0 + LOCAL * (64.0 / max(s.dim, 32)) ** LOCAL_POWER
+    return 1.0 + LOCAL * float((64.0 / max(s.dim, 32)) ** LOCAL_POWER)
 
 
 def attention_seconds(
