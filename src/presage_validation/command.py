@@ -111,6 +111,13 @@ CLAIMS = {
         workers=2,
     ),
     "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
+    "finetune": Claim(
+        "RUNS.csv LOGS.json.gz...", "LoRA, QLoRA and full fine-tuning, from their configs", "finetune:score_finetune"
+    ),
+    "memory": Claim(
+        "TABLE.csv...", "peak memory of jobs, and which fit", "peak_memory:score_memory", (), "memory_tables",
+        needs_rows=True,
+    ),
     "rl": Claim(
         "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
     ),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from presage_validation.composed import ComposedResult, TailRatio
     from presage_validation.faults import FaultResult
     from presage_validation.fleet import FleetResult
+    from presage_validation.peak_memory import MemoryResult
     from presage_validation.sharding import ShardingScores
     from presage_validation.steps import StepsResult
     from presage_validation.stragglers import StragglersResult
@@ -59,6 +60,21 @@ def accuracy_tables(result: AccuracyResult) -> Shown:
     }
     table = tabulate(f"Accuracy: {result.kind}", columns, rows, lambda r: "bold" if r[1] == "all" else "", left=2)
     return [table, *(f"{name}: {pct(value, 0)}" for name, value in result.rates.items()), *(result.notes or ())]
+
+
+def memory_tables(result: MemoryResult) -> Shown:
+    """Errors of peaks, what fits at the margin that presage states, and each half with the margin of the other."""
+    from presage.memory import SAFETY
+    from presage_validation.peak_memory import confusion
+
+    columns: Cells[Any] = {
+        "runs": lambda r: r[0], "margin": lambda r: pct(r[1], 0), "fit, and ran": lambda r: str(r[2].true_fits),
+        "fit, but ran out": lambda r: str(r[2].false_fits), "do not, and ran out": lambda r: str(r[2].true_oom),
+        "do not, but ran": lambda r: str(r[2].false_oom),
+    }  # fmt: skip
+    rows = [("all", SAFETY, confusion(result.verdicts, SAFETY))]
+    rows += [(f"half {i + 1}, margin of the other", m, c) for i, (m, c) in enumerate(result.halves)]
+    return [*accuracy_tables(result), tabulate("Called to fit", columns, rows)]
 
 
 def label_tables(result: AccuracyResult) -> Shown:

@@ -332,20 +332,3 @@ def _flat(text: str, path: str | Path) -> str:
 def _repeated(match: re.Match[str]) -> str:
     what, times = (match[1], match[2]) if match[2] else (match[3], match[4])
     return what * min(int(times), LAYERS)
-
-
-# ---- what is refused
-
-UNMODELLED = {  # changes a step and is not modelled: what to use instead
-    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
-    "moe_extended_tp": "use --expert-tensor-parallel-size",
-    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-}
-
-
-def refuse(arguments: Arguments, path: str | Path) -> None:
-    """Turn down a script with an argument that changes a step and is not modelled."""
-    for name, instead in UNMODELLED.items():
-        if name in arguments:
-            raise InputError(path, f"is not modelled: {instead}", "--" + name.replace("_", "-"))
