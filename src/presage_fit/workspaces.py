@@ -116,7 +116,9 @@ def main(*paths: str) -> None:
     for role in ROLES:
         for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
             arrays |= one.to_arrays(f"{role}.{name}")
-    write_arrays(target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())})
+    write_arrays(
+        target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())}
+    )
     print(scored(trees, [m for m in rows if held[m.draw]]))
 
 
