@@ -13,7 +13,7 @@ from presage.configs.job import Job, Recompute
 from presage.configs.transformer import Experts, Latent, Transformer
 from presage.hardware import platform
 from presage.memory import in_flight, job_memory, memory_by_module, memory_savings
-from presage.memory.activations import layer_activations
+from presage.memory.activations import layer_activations, layer_parts
 from presage.memory.optimizer_state import optimizer_state, parameter_shards
 from presage.parallel.pipeline import Schedule
 from presage.parallel.plan import ParallelPlan
@@ -228,6 +228,7 @@ def test_parts_by_module_add_up_to_what_is_needed() -> None:
         parts = memory_by_module(one, found)
         assert sum(parts.values()) == pytest.approx(found.needed)
         assert all(size > 0 for size in parts.values())
+        assert sum(layer_parts(one, experts=False).values()) == pytest.approx(layer_activations(one, False).kept)
 
 
 def test_modules_that_are_computed_again_keep_nothing() -> None:

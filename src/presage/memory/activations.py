@@ -68,10 +68,16 @@ def transformer_engine(job: Job) -> bool:
 
 
 def layer_activations(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> LayerMemory:
-    whole = sum(_whole_layer(job, experts, mixer, feeds))
-    kept = sum(layer_parts(job, experts, mixer, feeds).values())
-    left = kept / (1 - job.recompute.offload) if kept else 0.0
-    return LayerMemory(kept, whole, whole - left + _live_gradients(job, experts))
+    k, r = _whole_layer(job, experts, mixer, feeds), job.recompute
+    whole = sum(k)
+    if r.mode == "full":
+        kept = _layer_input(job)
+    elif r.mode == "selective":
+        kept = sum(_selected(job, k, r.modules or ("core_attn",)))
+    else:
+        kept = whole
+    kept = r.share * kept + (1 - r.share) * whole
+    return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _live_gradients(job, experts))
 
 
 def layer_parts(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> dict[str, float]:
