@@ -21,7 +21,7 @@ REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "cp_comm_type": (("a2a", "a2a+p2p"), "context parallelism by all-to-all is not modelled: use p2p or all_gather"),
     "moe_latent_size": (
         None,
-        "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
+        "give sizes of a model whose experts work on the whole width",
     ),
     "moe_upcycling_granularity": (None, "give --num-experts and --moe-ffn-hidden-size as they are afterwards"),
 }
