@@ -135,10 +135,7 @@ def main(*paths: str) -> None:
     for role in ROLES:
         for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
             arrays |= one.to_arrays(f"{role}.{name}")
-<<<<<<< HEAD
-=======
     arrays |= trees.by_image.to_arrays("by_image")
->>>>>>> kern
     write_arrays(
         target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())}
     )
