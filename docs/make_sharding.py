@@ -27,6 +27,7 @@ TIMES = {
     "step": "step",
     "step_learned": "step, learned from one rank's trace",
     "step_delayed": "step, with the delay",
+    "step_allocating": "step, with the delay and the trace's cudaMalloc",
 }
 
 

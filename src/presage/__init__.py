@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from presage.prediction.draws.distribution import StepDistribution, predict_distribution
     from presage.prediction.draws.sensitivity import Sensitivity, job_sensitivity
     from presage.prediction.jobs.job_prediction import JobResult, predict_job
+    from presage.prediction.post_training.step import PostTrainingResult, predict_post_training
     from presage.prediction.result import Quantiles, Result
     from presage.prediction.step import StepResult, predict_step
     from presage.runs.whole import RunResult, predict_run
@@ -44,6 +45,7 @@ _HOMES = {
     "presage.whatif.before_after": "WhatIf what_if",
     "presage.placement": "place place_job",
     "presage.prediction.api": "model_step predict predict_ranks register_op step_graph",
+    "presage.prediction.post_training.step": "PostTrainingResult predict_post_training",
     "presage.prediction.result": "Quantiles Result",
     "presage.prediction.step": "StepResult predict_step",
     "presage.runs.whole": "RunResult predict_run",
@@ -71,6 +73,7 @@ __all__ = [
     "Job",
     "JobResult",
     "NoiseModel",
+    "PostTrainingResult",
     "PresageError",
     "Quantiles",
     "Replay",
@@ -93,6 +96,7 @@ __all__ = [
     "predict",
     "predict_distribution",
     "predict_job",
+    "predict_post_training",
     "predict_ranks",
     "predict_run",
     "predict_step",

@@ -171,7 +171,11 @@ META = (
     "n_gpus",
     "gpus_per_node",
     "nodes",
+    "interconnect",
+    "host_network",
+    "framework",
     "global_batch",
+    "seq_len",
     "parallel",
 )
 MEGATRON = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+.*?elapsed time per iteration \(ms\):\s*([0-9.eE+-]+)")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +38,7 @@ from presage.graph.graph import Graph
 from presage.hardware import gpu
 from presage.prediction.api import default_platform
 from presage.prediction.machine import Machine, kernel_times, machine
-from presage.prediction.rank_program import rank_program
+from presage.prediction.rank_program import Member, rank_program
 from presage.prediction.rank_set import code_rank_set, predict_rank_set
 from presage.prediction.result import model_error
 from presage.prediction.step import STEPS
@@ -81,6 +82,7 @@ def _inside(rows: Sequence[Row]) -> float:
 _NOTES = (
     "device, step: nothing measured of the machine; *_learned: kernels and host from the profiler's trace of one rank",
     "steps as a profiler slows them, ranks begun together; step_delayed: with the delay that was put into rank 2",
+    "step_allocating: also with the time that the trace's hosts take in cudaMalloc (PyTorch's memory was full)",
 )
 
 
@@ -229,14 +231,25 @@ def _golden_rows(folder: Path) -> Iterator[Row]:
     graph, times = team.team.steps[0].graph, team.team.times[0]
     device = sum(t.seconds for op, t in zip(graph.ops, times, strict=True) if not op.group and not op.stream)
     measured = [_between_lookups(trace) for trace in read_run(sorted(folder.glob("rank_*.json.gz"))).traces]
-    for rank, (seconds, _) in enumerate(measured):
-        yield Row("device", folder.name, f"rank {rank}", device, seconds)
-    yield Row("step_delayed", folder.name, "all ranks", _delayed(team, run), mean(step for _, step in measured))
+    for rank, found in enumerate(measured):
+        yield Row("device", folder.name, f"rank {rank}", device, found.kernels)
+    step, allocating = mean(m.step for m in measured), [m.allocating for m in measured]
+    yield Row("step_delayed", folder.name, "all ranks", _delayed(team, run, [0.0] * RANKS), step)
+    if any(allocating):
+        yield Row("step_allocating", folder.name, "all ranks", _delayed(team, run, allocating), step)
 
 
-def _between_lookups(trace: Trace) -> tuple[float, float]:
-    """Seconds of kernels, collectives apart, from one lookup to the next, and how long that is: the shortest of a
-    trace's three steps, for one in each run is 200 ms longer and its trace does not say why."""
+class GoldenStep(NamedTuple):
+    """Seconds of one step of a trace, from one lookup to the next."""
+
+    kernels: float  # collectives apart
+    step: float
+    allocating: float  # of the host, in cudaMalloc
+
+
+def _between_lookups(trace: Trace) -> GoldenStep:
+    """The shortest of a trace's steps: in the other one PyTorch's allocator gives all its memory back to the driver
+    and asks for it anew (17 to 25 calls of cudaFree, 9 to 18 of cudaMalloc), for 200 ms."""
     events = trace.gpu
     names = [trace.names[k] for k in events.name.tolist()]
     first = sorted(int(events.start[i]) for i, n in enumerate(names) if "embedding_codegen_forward" in n)
@@ -245,18 +258,36 @@ def _between_lookups(trace: Trace) -> tuple[float, float]:
         raise PresageError("fewer than two steps look rows up")
     begin, end = min(itertools.pairwise(first), key=lambda step: step[1] - step[0])
     inside = work & (events.start >= begin) & (events.start < end)
-    return float((events.end - events.start)[inside].sum()) * 1e-9, (end - begin) * 1e-9
+    kernels = float((events.end - events.start)[inside].sum()) * 1e-9
+    return GoldenStep(kernels, (end - begin) * 1e-9, _allocating(trace, begin, end))
 
 
-def _delayed(team: DlrmRanks, run: GoldenRun) -> float:
+def _allocating(trace: Trace, begin: int, end: int) -> float:
+    """Seconds of a span in which a trace's host waits for the driver to allocate memory."""
+    host = trace.host
+    asked = np.array([trace.names[k] == "cudaMalloc" for k in host.name.tolist()])
+    inside = asked & (host.start >= begin) & (host.start < end)
+    return float((host.end - host.start)[inside].sum()) * 1e-9
+
+
+def _delayed(team: DlrmRanks, run: GoldenRun, allocating: Sequence[float]) -> float:
     """A step by itself (the traced hosts wait for their GPU before they look rows up), with the delay in the exchanges
-    of the late rank."""
+    of the late rank, and with what each rank's host takes to allocate memory before the bottom layers."""
     (usual,) = team.team.ranks.members
-    seconds = usual.tasks.seconds.copy()
-    for place, op in enumerate(usual.step.graph.ops):
-        if op.module in (f"{SPARSE}output", f"{SPARSE}gradient"):
-            host = np.flatnonzero((usual.tasks.op == place) & (usual.tasks.lane < STREAM))
-            seconds[host[:1]] += run.delay
-    late = replace(usual.with_seconds(seconds), fold=replace(usual.fold, rank=LATE, ranks=1))
-    others = replace(usual, fold=replace(usual.fold, ranks=RANKS - 1))
+    shared = mean(s for rank, s in enumerate(allocating) if rank != LATE)
+    late = replace(_later(usual, run.delay, allocating[LATE]), fold=replace(usual.fold, rank=LATE, ranks=1))
+    others = replace(_later(usual, 0.0, shared), fold=replace(usual.fold, ranks=RANKS - 1))
     return float(rank_program([others, late], 1).timeline().end.max())
+
+
+def _later(usual: Member, delay: float, allocating: float) -> Member:
+    """A rank whose host is held up in its exchanges of pooled rows, and before the first of the bottom layers."""
+    tasks, modules = usual.tasks, np.array([op.module for op in usual.step.graph.ops])
+    seconds, host = tasks.seconds.copy(), tasks.lane < STREAM
+    for module in (f"{SPARSE}output", f"{SPARSE}gradient"):
+        (places,) = np.nonzero(modules == module)
+        for place in places:
+            seconds[np.flatnonzero(host & (tasks.op == place))[:1]] += delay
+    bottom = np.isin(tasks.op, np.flatnonzero(np.char.startswith(modules, "bottom")))
+    seconds[np.flatnonzero(host & bottom)[:1]] += allocating
+    return usual.with_seconds(seconds)

@@ -66,6 +66,24 @@ def test_figures_of_eight_ranks_are_those_of_the_table() -> None:
     assert f"{float(errors['step'].rstrip('%')):.0f}% where the host is the limit" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("what", "row"), [("kernels of a rank", "kernels of a rank of traced"), ("step, with the delay", "steps of traced")]
+)
+def test_figures_of_golden_training_are_those_of_the_table(what: str, row: str) -> None:
+    """Runs have equally many rows, so their mean is that of the rows; the table's own rounding is allowed for."""
+    lines = [[c.strip() for c in x.split("|")] for x in shown(PAGE.read_text(), TRACED).split("\n")]
+    errors = [(_percent(c[6]), _percent(c[7])) for c in lines if c[2] == what and c[1] != "`dlrm_8xv100`"]
+    assert len(errors) == 6
+    said = next(x for x in (ROOT / "docs/accuracy_overview.md").read_text().split("\n") if x.startswith(f"| {row}"))
+    on_average, at_worst = map(_percent, re.findall(r"[\d.]+%", said))
+    assert on_average == pytest.approx(mean(e for e, _ in errors), abs=0.11)
+    assert at_worst == pytest.approx(max(e for _, e in errors), abs=0.051)
+
+
+def _percent(text: str) -> float:
+    return float(text.rstrip("%"))
+
+
 @pytest.mark.slow
 def test_picks_beside_torchrecs_planner_are_those_of_the_command(shared: Path) -> None:
     """presage's column; TorchRec's needs torchrec."""

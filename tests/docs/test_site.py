@@ -138,7 +138,7 @@ def test_figures_of_the_overview_stand_on_the_pages_it_names() -> None:
     assert len(rows) > 10
     for figures, page in rows:
         found = (DOCS / page).read_text()
-        for figure in re.findall(r"\d[\d.]*(?:%(?: of \d+)?| points)", figures):
+        for figure in re.findall(r"\d[\d.]*(?:%(?: of \d+)?| points| of \d+ families)", figures):
             assert figure.replace(" points", "") in found, f"{figure} is not on {page}"
 
 

@@ -250,3 +250,65 @@ def test_a_skew_is_counted_where_rows_repeat_more_than_by_chance() -> None:
     assert skew_of(rng.integers(0, 100_000, 4096), 100_000) == 0.0
     assert skew_of((100_000 * rng.random(4096) ** 8).astype(int), 100_000) > 0.5
     assert skew_of(rng.integers(0, 1, 0), 100_000) == 0.0
+
+
+KERNEL = "ParameterConstraints(sharding_types=[kind])"
+
+
+def test_tables_in_host_memory_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import rank_set_of
+
+    cached = KERNEL.replace("[kind]", "[kind], compute_kernels=['fused_uvm_caching']")
+    source = _written(tmp_path / "cached.py", TORCHREC.replace(KERNEL, cached))
+    with pytest.raises(PresageError, match=r"tables in host memory .* are not captured: use the kernel 'fused'"):
+        rank_set_of(source, 2, None, "dgx-h200", {})
+
+
+def test_sequence_embeddings_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import rank_set_of
+
+    code = TORCHREC.replace("EmbeddingBagCollectionSharder", "EmbeddingCollectionSharder")
+    code = code.replace("distributed.embeddingbag", "distributed.embedding").replace("EmbeddingBag", "Embedding")
+    code = code.replace("class Batch:", "class Net(torch.nn.Module):\n    pass\n\n\nclass Batch:")
+    model = code[code.index("    model = DLRMTrain(") : code.index("    apply_optimizer")]
+    code = code.replace(
+        model, "    model = Net()\n    model.rows = EmbeddingCollection(tables=tables, device=torch.device('meta'))\n"
+    ).replace("model.model.sparse_arch", "model.rows")
+    with pytest.raises(PresageError, match=r"sequence embeddings .* are not modelled"):
+        rank_set_of(_written(tmp_path / "sequence.py", code), 2, None, "dgx-h200", {})
+
+
+def test_types_of_weights_and_pooled_rows_and_the_optimizer_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("torchrec")
+    from presage.prediction.api import rank_set_of
+
+    code = TORCHREC.replace("feature_names=[keys[i]])", "feature_names=[keys[i]], data_type=DataType.FP16)")
+    code = code.replace("KeyedJaggedTensor\nfrom", "KeyedJaggedTensor, DataType\nfrom", 1)
+    code = code.replace("CollectionSharder()", "CollectionSharder(fused_params={'output_dtype': DataType.BF16})")
+    code = code.replace("apply_optimizer_in_backward(torch.optim.SGD", "apply_optimizer_in_backward(torch.optim.Adam")
+    graph = rank_set_of(_written(tmp_path / "narrow.py", code), 2, None, "dgx-h200", {}).steps[0].graph
+    tables, _ = captured_tables(graph)
+    assert {t.dtype for t in tables} == {"float16"}
+    lookup = next(op for op in graph.ops if _is_lookup(op.name))
+    assert {t.dtype for t in graph.outputs_of(lookup)} == {"bfloat16"}
+    assert "FBGEMM's update of rows by adam was not measured: it is priced as row-wise Adagrad's" in graph.notes
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_updates_are_priced_by_optimizer_and_type_of_weights(optimizer: str) -> None:
+    from presage.graph.builder import GraphBuilder, new_op
+    from presage.graph.graph import Ref
+    from presage.hardware import gpu
+
+    builder = GraphBuilder(flags={})
+    ids = []
+    for shape, kind in (((40_000_000,), "float16"), ((8192, 64), "float32"), ((81920,), "int64"), ((8193,), "int64")):
+        ids.append(builder.add_tensor(builder.add_storage(8, "input", lifetime="always"), shape, kind))
+    name = "fbgemm::split_embedding_codegen_lookup_functionBackward"
+    builder.append(new_op(name, [*map(Ref, ids), optimizer, [625_000], [64], [0.0]], outputs=()))
+    table = Table("t", 625_000, 64, 10.0, Reuse(alpha=0.0), "float16")
+    assert lookup_seconds(builder.build(source="x"), gpu("h200"))[0] == pytest.approx(
+        embedding_model(gpu("h200")).backward([table], 8192, optimizer=optimizer)
+    )

@@ -34,7 +34,7 @@ def job() -> JobResult:
 def surely() -> StepDistribution:
     p = job()
     belief, source = belief_of(p.job, p.seconds)
-    return replace(step_distribution(step_model(p.job, p.job_step), belief, 0, 400, sets=0), source=source)
+    return replace(step_distribution(step_model(p.job, p.job_step), belief, 0, 400, intervals=False), source=source)
 
 
 @cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 
 from presage.errors import InputError
@@ -56,3 +58,19 @@ def test_a_table_without_such_rows_is_told(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     with pytest.raises(InputError, match="no such column"):
         score_dlrm(path)
+
+
+def test_samples_per_second_grow_from_4_to_128_gpus_as_published(shared: Path) -> None:
+    """Of H100s and H200s with NVLink, by sizes of the job: the order is that of the runs, and so is the growth."""
+    by_size: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for r in score_dlrm(shared / "runs" / "public_runs.csv").rows:
+        size, batch = r.name.split(": ", 1)[1].split(", batch ")
+        if r.metric == "step_time" and re.search(r"H[12]00-", size):
+            pair = int(batch) / r.predicted, int(batch) / r.measured
+            by_size.setdefault((int(size.split(" ")[0]), int(batch)), []).append(pair)
+    sizes = sorted(by_size)
+    assert {gpus for gpus, _ in sizes} == {4, 8, 32, 64, 128}
+    predicted, measured = ([median(p[k] for p in by_size[s]) for s in sizes] for k in (0, 1))
+    rate = [np.polyfit(np.log([gpus for gpus, _ in sizes]), np.log(x), 1)[0] for x in (predicted, measured)]
+    assert rate[0] == pytest.approx(rate[1], abs=0.15)  # the power of the GPUs that throughput goes with: 0.54, 0.65
+    assert np.argsort(predicted).tolist() == np.argsort(measured).tolist()

@@ -21,6 +21,7 @@ def test_torchrecs_golden_training_is_predicted_with_nothing_measured(shared: Pa
     found = result.metrics()
     assert found["device"].n == 24 and found["device"].mape < 0.08 and found["device"].max < 0.12
     assert found["step_delayed"].n == 6 and found["step_delayed"].mape < 0.12 and found["step_delayed"].max < 0.16
+    assert found["step_allocating"].n == 6 and found["step_allocating"].max < 0.12  # cudaMalloc's time is given
     assert result.rates["steps_in_interval"] == 1.0
     assert [s.row for s in result.skipped] == ["plain_2gpu"]
 
@@ -31,7 +32,7 @@ def test_eight_ranks_are_predicted_from_the_trace_of_one(shared: Path) -> None:
     assert found["step_learned"].n == 8 and found["step_learned"].mape < 0.12 and found["step_learned"].max < 0.12
     assert found["device_learned"].n == 56 and found["device_learned"].mape < 0.12
     assert found["step"].max < 0.20  # nothing measured of the machine
-    assert -0.45 < found["device"].bias < -0.30  # too short, and so the page has it
+    assert -0.30 < found["device"].bias < -0.15  # too short, and so the page has it
 
 
 def test_ranks_begun_together_do_not_wait_for_late_windows(shared: Path) -> None:

@@ -22,6 +22,7 @@ from presage.capture.compiled import is_capturing
 from presage.capture.contents import current_recorder
 from presage.costs.lookups.captured import SORT_AND_UPDATE
 from presage.costs.lookups.row_reuse import fit_alpha, zipf
+from presage.errors import PresageError
 from presage.graph.graph import OpCost
 
 LOOKUP = "fbgemm::split_embedding_codegen_lookup_function"
@@ -30,6 +31,17 @@ SORTED = 6 * 16  # bytes through memory for each lookup that is sorted: six pass
 CHECK_AND_LOOKUP = 2  # kernels
 EVENLY = "rows of FBGEMM's tables are taken to be looked up evenly: where some are looked up often, it is faster"
 AS_CAPTURED = "rows of FBGEMM's tables repeat as in the captured batch, whose lookups have a skew of {} (0: even)"
+OPTIMIZERS = {"exact_sgd": "sgd", "exact_row_wise_adagrad": "rowwise_adagrad"}  # FBGEMM's names of those measured
+OTHER_OPTIMIZER = "FBGEMM's update of rows by {} was not measured: it is priced as row-wise Adagrad's"
+WEIGHTED = "weighted bags of FBGEMM's lookups were not measured: they are priced as bags without weights"
+SEQUENCES = (
+    "sequence embeddings (TorchRec's EmbeddingCollection, FBGEMM's pooling mode NONE) are not modelled: capture the "
+    "model with an EmbeddingBagCollection of one lookup a bag and as many samples as there are lookups"
+)
+IN_HOST_MEMORY = (
+    "tables in host memory (compute kernels fused_uvm and fused_uvm_caching) are not captured: use the kernel 'fused', "
+    "or a job file with cache_load_factor for `presage dlrm`"
+)
 CHANCE = 3.0  # standard deviations below which fewer distinct rows are not a skew
 _SKEWS: dict[tuple[str, int], float] = {}  # by a table's name and rows: those of the first rank's batch
 
@@ -96,6 +108,37 @@ def _replace_slice(module: Any) -> None:
     module.TableBatchedEmbeddingSlice.__new__ = new
 
 
+def _refuse_sequences(module: Any) -> None:
+    """A sharded collection whose lookups are not pooled gathers objects that differ by rank, and is not modelled."""
+    sharded = module.ShardedEmbeddingCollection
+    own = sharded.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if is_capturing():
+            raise PresageError(SEQUENCES)
+        own(self, *args, **kwargs)
+
+    sharded.__init__ = init
+
+
+def _check(group: Any, weights: Any) -> None:
+    """Refuse a lookup that would be priced as something else."""
+    if getattr(group, "pooling_mode", None) is not None and group.pooling_mode.name == "NONE":
+        raise PresageError(SEQUENCES)
+    if any(getattr(group, name, weights[:0]).numel() for name in ("weights_uvm", "weights_host")):
+        raise PresageError(IN_HOST_MEMORY)
+    if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise PresageError(f"tables of {weights.dtype} are not modelled: use float32, float16 or bfloat16")
+
+
+def _note_unmeasured(optimizer: str, weighted: bool) -> None:
+    recorder = current_recorder()
+    if recorder is not None and optimizer not in OPTIMIZERS:
+        recorder.note(OTHER_OPTIMIZER.format(optimizer))
+    if recorder is not None and weighted:
+        recorder.note(WEIGHTED)
+
+
 def _replace_lookup(module: Any) -> None:
     """The lookup of a group of tables is recorded, not run."""
     group = module.SplitTableBatchedEmbeddingBagsCodegen
@@ -104,10 +147,13 @@ def _replace_lookup(module: Any) -> None:
     def forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return own(self, indices, offsets, *args, **kwargs)
-        anchor = self.weights_dev.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
-        return _Lookup.apply(  # type: ignore[no-untyped-call]
-            anchor, self.weights_dev.detach(), indices, offsets, *_tables(self)
-        )
+        weights, optimizer = self.weights_dev, self.optimizer.value
+        _check(self, weights)
+        _note_unmeasured(optimizer, (args[0] if args else kwargs.get("per_sample_weights")) is not None)
+        anchor = weights.new_empty(0).requires_grad_()  # the update is the backward's: weights get no gradient
+        made = module.SparseType.from_int(self.output_dtype).as_dtype()
+        told = (*_tables(self), OPTIMIZERS.get(optimizer, "rowwise_adagrad"))
+        return _Lookup.apply(anchor, weights.detach(), indices, offsets, made, told)  # type: ignore[no-untyped-call]
 
     group.forward = forward
     dense = module.DenseTableBatchedEmbeddingBagsCodegen
@@ -116,7 +162,9 @@ def _replace_lookup(module: Any) -> None:
     def dense_forward(self: Any, indices: Any, offsets: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_capturing() or current_recorder() is None or not isinstance(indices, FakeTensor):
             return dense_own(self, indices, offsets, *args, **kwargs)
-        return _DenseLookup.apply(self.weights, indices, offsets, *_tables(self))  # type: ignore[no-untyped-call]
+        _check(self, self.weights)
+        made, told = module.SparseType.from_int(self.output_dtype).as_dtype(), (*_tables(self), "sgd")
+        return _DenseLookup.apply(self.weights, indices, offsets, made, told)  # type: ignore[no-untyped-call]
 
     dense.forward = dense_forward
 
@@ -153,13 +201,12 @@ class _Lookup(torch.autograd.Function):
     """Forward and backward of a group's lookup."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any, skews: Any
-    ) -> Any:
+    def forward(ctx: Any, anchor: Any, weights: Any, indices: Any, offsets: Any, made: Any, told: Any) -> Any:
         del anchor
+        rows, dims, *_ = told
         samples = (offsets.numel() - 1) // max(1, len(rows))
-        out = weights.new_empty((samples, sum(dims)), dtype=torch.float32)
-        ctx.tables = rows, dims, skews
+        out = weights.new_empty((samples, sum(dims)), dtype=made)
+        ctx.tables = told
         ctx.save_for_backward(weights, indices, offsets)
         cost = _forward_cost(indices, out, rows, dims, weights)
         _record(LOOKUP, [weights, indices, offsets], [out], [], ctx.tables, cost)
@@ -168,36 +215,36 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weights, indices, offsets = ctx.saved_tensors
-        rows, dims, _ = ctx.tables
+        rows, dims, *_ = ctx.tables
         cost = _backward_cost(indices, gradients[0], rows, dims, weights)
         _record(BACKWARD, [weights, gradients[0], indices, offsets], [], [weights], ctx.tables, cost)
-        return None, None, None, None, None, None, None
+        return None, None, None, None, None, None
 
 
 class _DenseLookup(torch.autograd.Function):
     """A group whose weights get a dense gradient: tables that all ranks hold."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, rows: Any, dims: Any, skews: Any) -> Any:
-        return _Lookup.forward(ctx, None, weights, indices, offsets, rows, dims, skews)
+    def forward(ctx: Any, weights: Any, indices: Any, offsets: Any, made: Any, told: Any) -> Any:
+        return _Lookup.forward(ctx, None, weights, indices, offsets, made, told)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         weights, indices, offsets = ctx.saved_tensors
         out = torch.zeros_like(weights)
-        rows, dims, _ = ctx.tables
+        rows, dims, *_ = ctx.tables
         cost = _backward_cost(indices, gradients[0], rows, dims, weights)
         _record(BACKWARD, [out, gradients[0], indices, offsets], [], [out], ctx.tables, cost)
-        return out, None, None, None, None, None
+        return out, None, None, None, None
 
 
 def _record(name: str, given: list[Any], made: list[Any], written: list[Any], tables: Any, cost: OpCost) -> None:
-    rows, dims, skews = tables
+    rows, dims, skews, optimizer = tables
     recorder = current_recorder()
     if recorder is not None:
         span = f"{min(skews):.4g} to {max(skews):.4g}" if len(set(skews)) > 1 else f"{max(skews, default=0):.4g}"
         recorder.note(AS_CAPTURED.format(span) if skews else EVENLY)
-        recorder.record_kernel(name, [*given, list(rows), list(dims), list(skews)], made, written, cost)
+        recorder.record_kernel(name, [*given, optimizer, list(rows), list(dims), list(skews)], made, written, cost)
 
 
 def distinct_rows(lookups: float, rows: Sequence[int]) -> list[float]:
@@ -227,6 +274,7 @@ def _backward_cost(indices: Any, gradient: Any, rows: Any, dims: Any, weights: A
 HOOKED: dict[str, Callable[[Any], None]] = {
     "torch.distributed.remote_device": _replace_placement,
     "torchrec.distributed.collective_utils": _skip_validation,
+    "torchrec.distributed.embedding": _refuse_sequences,
     "torchrec.distributed.embeddingbag": _replace_input,
     "torchrec.distributed.composable.table_batched_embedding_slice": _replace_slice,
     "fbgemm_gpu.split_table_batched_embeddings_ops_training": _replace_lookup,

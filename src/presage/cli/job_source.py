@@ -39,8 +39,10 @@ def job_from_options(
     gpu: str | None = None,
     on: str | None = None,
     host: str | None = None,
+    post_training: bool = False,
 ) -> ParsedJob:
-    """The job of a file or of a known model, with the overrides that options give; a model gets the best usual plan."""
+    """The job of a file or of a known model, with the overrides that options give; a model gets the best usual plan.
+    Reinforcement-learning steps are refused unless the command takes them."""
     from presage.configs.models import preset_key
 
     if path.suffix == ".py":
@@ -53,12 +55,13 @@ def job_from_options(
         return _preset_job(model, gpus, change, cluster, terms, checked, notes)
     if not path.exists() and not path.suffix:
         raise _no_job(path)
-    from presage.configs.job_file import JobTable
+    from presage.configs.job_file import JobTable, training_alone
 
     file = JobTable.read(path)
     if file.has_embeddings:
         raise InputError(path, f"is a recommendation job: use presage dlrm {path}")
     parsed = file.parse(_overrides(file, change, gpus, cluster, terms), checked)
+    parsed = parsed if post_training else training_alone(parsed)
     return parsed._replace(notes=(*notes, *parsed.notes))
 
 

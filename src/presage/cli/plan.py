@@ -13,9 +13,11 @@ from presage.cli import complete
 from presage.cli.job_source import GpuKind, OnPlatform, job_from_options, same_job
 from presage.cli.options import Change, JobFile, Json, NoiseFile, RayAddress, Report, Seed, Workers, option, out_option
 from presage.cli.output import bar, show_answer
+from presage.cli.post_training import show_splits
 
 if TYPE_CHECKING:
     from presage.configs.job import Job
+    from presage.configs.job_file import ParsedJob
     from presage.search import SearchProgress
 
 MS = 1e3
@@ -59,6 +61,7 @@ def command(
     """Find the best parallelism for a job: every legal plan that fits in memory, ranked and explained.
 
     It chooses tensor, pipeline, context and expert parallelism, schedule, microbatch size, sharding and recomputation.
+    Of a reinforcement-learning step ([rl]) it chooses how many GPUs train and how many decode.
 
     presage plan examples/jobs/llama3.1-405b.toml --workers 2
 
@@ -73,7 +76,13 @@ def command(
 
     kept = parse_keep([*keep, *(f"micro_batch={n}" for n in micro_batch)])
     many = None if gpus is None else _numbers(gpus)
-    read, cluster = _read(job, change, many, gpu, on)
+    parsed = _read(job, change, many, gpu, on)
+    if parsed.rl is not None:
+        away = {"--gpus": gpus, "--keep": keep, "--micro-batch": micro_batch, "--noise": noise, "--out": out}
+        again = same_job(job, gpus, change, gpu, on)
+        show_splits(parsed, top, seed, away | {"--objective": objective != "mean"}, (json, report, again))
+        return
+    read, cluster = parsed.job, {k: v for k, v in parsed.cluster.items() if v is not None}
     with _bar() as tell:
         result = search(
             read, many or [read.gpus], objective=objective, limit=limit, workers=workers, ray=ray, keep=kept, top=top,
@@ -88,13 +97,10 @@ def command(
         raise typer.Exit(1)
 
 
-def _read(
-    path: Path, change: list[str], many: list[int] | None, gpu: str | None, on: str | None
-) -> tuple[Job, dict[str, Any]]:
-    """The job of a file or a model, and its [cluster] table."""
+def _read(path: Path, change: list[str], many: list[int] | None, gpu: str | None, on: str | None) -> ParsedJob:
+    """The job of a file or a model."""
     count = None if many is None or path.exists() else max(many)
-    parsed = job_from_options(path, count, change, checked=False, gpu=gpu, on=on)
-    return parsed.job, {k: v for k, v in parsed.cluster.items() if v is not None}
+    return job_from_options(path, count, change, checked=False, gpu=gpu, on=on, post_training=True)
 
 
 def _numbers(text: str) -> list[int]:

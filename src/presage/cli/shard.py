@@ -126,10 +126,20 @@ def _problem(
     if given == "demo" and not path.exists():
         tables, counted = _demo(ranks, place)
     else:
-        tables, counted = _of_code(given) if ".py:" in given else read_tables(path)
+        tables, counted = _of_code(given) if ".py:" in given else _of_job(given) or read_tables(path)
     if batch is None and counted is None:
         raise PresageError(f"{path} has no batch: give --batch")
     return ShardingProblem(tables, batch or counted or 0, ranks, place, (memory or 0.0) * GIB, optimizer, lengths)
+
+
+def _of_job(given: str) -> tuple[tuple[Table, ...], int | None] | None:
+    """The tables and the batch of a recommendation job; None where the file is none."""
+    from presage.embeddings.dlrm_job import read_job
+
+    if not given.endswith(".toml"):
+        return None
+    job = read_job(given)
+    return job.tables, job.batch
 
 
 def _of_code(source: str) -> tuple[tuple[Table, ...], int | None]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from presage.configs.frameworks import Framework, Overlap
+from presage.configs.lengths import packed_documents
+from presage.configs.recipes import USUAL, Recipe
 from presage.configs.transformer import Transformer
+from presage.configs.tuning import FULL, Tuning
 from presage.hardware import Platform
 from presage.parallel.plan import ParallelPlan, SplitSizes
 
@@ -45,6 +48,10 @@ class Job:
     optimizer: str = "adam"
     name: str = ""
     host: str = ""  # a known host's name, or a file; the H200's where there is none
+    tuning: Tuning = FULL
+    recipe: Recipe = USUAL
+    lengths: tuple[int, ...] = ()  # of documents that sequences are packed of, each as likely; empty: one a sequence
+    balanced: bool = True  # context-parallel ranks have an early and a late part each; not: one part after the other
 
     @property
     def dp(self) -> int:
@@ -67,6 +74,11 @@ class Job:
         return self.micro_batch * self.sequence // self.parallel.cp
 
     @property
+    def documents(self) -> tuple[int, ...]:
+        """What a usual sequence is packed of; empty where each is one document."""
+        return packed_documents(self.lengths, self.sequence) if self.lengths else ()
+
+    @property
     def sharding(self) -> int:
         """Ranks that share one copy of the optimizer's state."""
         return self.parallel.sharding(self.gpus)
@@ -80,6 +92,16 @@ class Job:
     def expert_dp(self) -> int:
         """Copies of an expert."""
         return self.parallel.expert_dp(self.gpus)
+
+    @property
+    def passes(self) -> int:
+        """Microbatches that go through each chunk of a stage."""
+        return self.microbatches // self.parallel.pipeline_kind.route.copies
+
+    @property
+    def hides_dispatch(self) -> bool:
+        """Whether exchanges with experts run beside another microbatch's pass."""
+        return self.overlap.experts or (self.parallel.pp > 1 and self.parallel.pipeline_kind.pairs)
 
     def stage_layers(self) -> tuple[tuple[int, ...], ...]:
         """How many layers each chunk of each stage has, by stage and chunk."""

@@ -11,12 +11,17 @@ from typing import Any, NamedTuple
 from presage.configs.check import check, job_notes
 from presage.configs.frameworks import Framework, framework, switches
 from presage.configs.job import Job, Recompute
+from presage.configs.lengths import parse_lengths
 from presage.configs.megatron import read_arguments
 from presage.configs.models import read_model
+from presage.configs.nemo_rl import read_nemo_rl
+from presage.configs.post_training import PostTraining, read_post_training, training_defaults
+from presage.configs.recipes import SCALING_NAMES, Recipe
 from presage.configs.schema import (
     ClusterConfig,
     FrameworkConfig,
     JobConfig,
+    LoraConfig,
     ParallelConfig,
     RecomputeConfig,
     TrainingConfig,
@@ -26,16 +31,20 @@ from presage.configs.schema import (
     merge_sections,
 )
 from presage.configs.torchtitan import read_titan
+from presage.configs.tuning import ATTENTION, FULL, METHODS, Tuning, tuned_matrices
+from presage.configs.verl import read_verl
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
 from presage.hardware.facts import load_toml
 from presage.parallel.dispatchers import dispatcher_name
 from presage.parallel.plan import DEGREES, DegreeError, ParallelPlan, count_gpus, count_sharing
-from presage.parallel.schedules import default_schedule
+from presage.parallel.schedules import SCHEDULES, default_schedule, schedule_name
 
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
+BALANCES = ("zigzag", "head-tail", "none")  # the first two are one
 EVEN = ("megatron-core", "megatron-2021", "nemo")
+FOREIGN = {"arguments": read_arguments, "titan": read_titan, "verl": read_verl, "nemo_rl": read_nemo_rl}
 
 
 class ParsedJob(NamedTuple):
@@ -46,6 +55,7 @@ class ParsedJob(NamedTuple):
     cluster: Table = MappingProxyType({})
     path: Path = Path("job")
     run: Table = MappingProxyType({})
+    rl: PostTraining | None = None  # of a reinforcement-learning step
 
 
 class JobTable(NamedTuple):
@@ -68,9 +78,12 @@ class JobTable(NamedTuple):
         path, table = self
         check_keys(path, table, JobConfig, "")
         base, foreign = _foreign(path, table)
-        sections = merge_sections(merge_sections(base, table), overrides or {})
+        sections = training_defaults(merge_sections(merge_sections(base, table), overrides or {}), path)
+        if "model" not in sections and (why := [note for note in foreign if "not a preset" in note]):
+            raise InputError(path, f"is missing: {why[0]}", "model")
         try:
             job, notes = job_from_sections(sections, path)
+            rl, assumed = read_post_training(sections.get("rl"), job, path)
             if checked:
                 check(job)
         except InputError:
@@ -79,13 +92,24 @@ class JobTable(NamedTuple):
             raise InputError(path, str(e)) from e
         if checked:
             _check_even(path, job)
-            notes = (*notes, *job_notes(job))
-        return ParsedJob(job, (*foreign, *notes), sections.get("cluster", {}), path, sections.get("run", {}))
+            notes = (*notes, *(job_notes(job) if rl is None else ()))
+        notes = (*foreign, *notes, *assumed)
+        return ParsedJob(job, notes, sections.get("cluster", {}), path, sections.get("run", {}), rl)
 
 
 def read_transformer_job(path: str | Path, overrides: Table | None = None, checked: bool = True) -> Job:
     """A job from its file. `overrides` go over the file, section by section: {"parallel": {"gpus": 1024}}."""
-    return read_job_file(path, overrides, checked).job
+    return training_alone(read_job_file(path, overrides, checked)).job
+
+
+def training_alone(parsed: ParsedJob) -> ParsedJob:
+    """The job, unless it is a reinforcement-learning step, of which training is only a part."""
+    if parsed.rl is not None:
+        what = (
+            "is a reinforcement-learning step: presage job and presage plan take it; for its training alone remove it"
+        )
+        raise InputError(parsed.path, what, "rl")
+    return parsed
 
 
 def read_job_file(path: str | Path, overrides: Table | None = None, checked: bool = True) -> ParsedJob:
@@ -102,13 +126,13 @@ def _check_even(path: Path, job: Job) -> None:
 
 def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Sections read from the framework's own file that the job file names."""
-    if "arguments" in table and "titan" in table:
-        raise InputError(path, "give arguments or titan, not both", "titan")
-    for key, read in (("arguments", read_arguments), ("titan", read_titan)):
-        if key in table:
-            if not isinstance(table[key], str):
-                raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
-            return read(path.parent / table[key])
+    named = [key for key in FOREIGN if key in table]
+    if len(named) > 1:
+        raise InputError(path, f"give {named[0]} or {named[1]}, not both", named[1])
+    for key in named:
+        if not isinstance(table[key], str):
+            raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
+        return FOREIGN[key](path.parent / table[key])
     return {}, ()
 
 
@@ -140,8 +164,54 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
         host=_host(path, words.cluster.host or ""),
+        tuning=_tuning(path, t),
+        recipe=_recipe(t),
+        lengths=_lengths(path, t),
+        balanced=_balanced(path, words.parallel),
     )
     return job, notes
+
+
+def _recipe(t: TrainingConfig) -> Recipe:
+    scaling = SCALING_NAMES.get(t.scaling or "", t.scaling or "")
+    return Recipe(scaling, t.muon_steps, t.muon, t.host_optimizer, t.host_overlap)
+
+
+def _lengths(path: str | Path, t: TrainingConfig) -> tuple[int, ...]:
+    try:
+        return parse_lengths(t.lengths, path) if t.lengths else ()
+    except InputError:
+        raise
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lengths") from e
+
+
+def _balanced(path: str | Path, p: ParallelConfig) -> bool:
+    """Whether context-parallel ranks have as much attention each."""
+    if p.cp_balance not in BALANCES:
+        raise InputError(path, f"is {p.cp_balance!r}: choose from {', '.join(BALANCES)}", "parallel.cp_balance")
+    return p.cp_balance != "none"
+
+
+def _tuning(path: str | Path, t: TrainingConfig) -> Tuning:
+    """Which weights are trained: all, or adapters beside frozen ones."""
+    method = t.tune or ("lora" if t.lora else "full")
+    method = {"sft": "full"}.get(method, method)
+    if method not in METHODS:
+        raise InputError(path, f"is {t.tune!r}: choose from {', '.join((*METHODS, 'sft'))}", "training.tune")
+    if method == "full":
+        if t.lora:
+            raise InputError(
+                path, f'does nothing with tune = {t.tune!r}: leave it out, or tune = "lora"', "training.lora"
+            )
+        return FULL
+    w = t.lora or LoraConfig()
+    base = w.base or ("nf4" if method == "qlora" else "16bit")
+    try:
+        targets = tuned_matrices(w.targets) if w.targets else ATTENTION
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lora.targets") from e
+    return Tuning("lora", w.rank, targets, base, w.adapter_bits, w.dropout, w.residual_bits)
 
 
 def _host(path: str | Path, name: str) -> str:
@@ -186,10 +256,12 @@ def _framework(path: str | Path, given: str | FrameworkConfig, gpu: Gpu) -> Fram
 
 def _parallel(path: str | Path, p: ParallelConfig, software: Framework) -> tuple[ParallelPlan, int, int]:
     """The degrees, GPUs in all, replicas."""
+    schedule = schedule_name(p.schedule or default_schedule(p.virtual))
+    virtual = SCHEDULES[schedule].virtual_of(p.virtual) if schedule in SCHEDULES else p.virtual
     plan = ParallelPlan(
-        **{name: getattr(p, name) for name in DEGREES},
+        **{name: getattr(p, name) for name in DEGREES} | {"virtual": virtual},
         sequence_parallel=p.tp > 1 and software.sequence if p.sequence_parallel is None else p.sequence_parallel,
-        schedule=p.schedule or default_schedule(p.virtual),
+        schedule=schedule,
         zero=p.zero if p.zero is not None else 3 if p.fsdp else 0,
         fsdp=p.fsdp,
         dispatcher=dispatcher_name(p.dispatcher) if p.dispatcher else "",

@@ -112,6 +112,69 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield str(name), value
 
 
+# ---- settings by dotted names, as Hydra and OmegaConf have them
+
+PAIR = re.compile(
+    r"(?:^|(?<=[\s'\"]))\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s'\"\\]*)"
+)
+QUOTED_DEFAULT = re.compile(r"(\$\{\w+:?[-=])\"([^\"\n]*)\"\}")
+INSERTED = re.compile(r"\$\{([\w.]+)\}")
+PRODUCT = re.compile(r"\$\{mul:\s*([^,{}]+),\s*([^,{}]+)\}")
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Settings of a file by dotted names: YAML, JSON, or key.name=value words of a script or a list."""
+    path = Path(path)
+    text = read_text(path, MOST)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        text = QUOTED_DEFAULT.sub(r"\1\2}", text)
+        found = shell(text)
+        text = COMMENT.sub("", text).replace("\\\n", " ")
+        pairs = {f[1]: _plain(_expanded(f[2].strip("\"'"), found.variables)) for f in PAIR.finditer(text)}
+        return {k: v for k, v in pairs.items() if v is not None}
+    content = parse_json(text, path) if path.suffix == ".json" else _yaml(path, text)
+    if not isinstance(content, dict):
+        raise InputError(path, "is not a table of settings")
+    return _dotted(content)
+
+
+def resolve_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With ${other.name} and ${mul:a,b} in place."""
+    out = dict(settings)
+    for _ in range(8):
+        for key, value in out.items():
+            if isinstance(value, str) and "${" in value:
+                text = INSERTED.sub(lambda f: str(out.get(f[1], f[0])), value)
+                out[key] = _plain(PRODUCT.sub(_product, text))
+    return out
+
+
+def _product(found: re.Match[str]) -> str:
+    try:
+        return f"{number(found[1]) * number(found[2]):g}"
+    except ValueError:
+        return found[0]
+
+
+def _dotted(table: Mapping[str, Any], head: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in table.items():
+        out |= _dotted(value, f"{head}{name}.") if isinstance(value, Mapping) and value else {f"{head}{name}": value}
+    return out
+
+
+def _plain(text: Any) -> Any:
+    """A word of a command line as a number, true, false or nothing."""
+    known = {"true": True, "false": False, "null": None, "none": None, "": None}
+    if not isinstance(text, str) or text.lower() in known:
+        return known[text.lower()] if isinstance(text, str) else text
+    try:
+        value = number(text)
+    except ValueError:
+        return text
+    return int(value) if value == int(value) else value
+
+
 # ---- shell
 
 

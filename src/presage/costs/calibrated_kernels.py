@@ -20,6 +20,7 @@ from presage.costs.corrections import (
     Fp32GemmCorrection,
     TableCorrection,
     carried,
+    shortest_kernel,
     transfer_streaming,
 )
 from presage.costs.families import BY_OP, FAMILIES, Law
@@ -68,6 +69,11 @@ class CalibratedKernels:
     @property
     def rates(self) -> Rates:
         return Rates.of(self.gpu)
+
+    @property
+    def shortest(self) -> float:
+        """Seconds of the shortest kernel, where the corrections of another architecture do not tell it; else 0."""
+        return shortest_kernel(self.gpu, self.calibrated)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -176,7 +182,8 @@ def _family_times(models: CalibratedKernels, name: str, described: Mapping[Any, 
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     warm, cold = _seconds(models, name, described, x)
     least = np.maximum(warm, [family.cold(law) for law in laws])
-    columns = zip(described, warm, np.maximum(cold, least), launches, laws, strict=True)
+    warm, cold = (np.hypot(seconds, launches * models.shortest) for seconds in (warm, np.maximum(cold, least)))
+    columns = zip(described, warm, cold, launches, laws, strict=True)
     return {key: CallTime(float(w), float(d), float(n), law, family.computes) for key, w, d, n, law in columns}
 
 
@@ -272,7 +279,7 @@ def _op_time(
     if op.cost is not None and op.cost.seconds:
         return OpTime(op.cost.seconds, op.cost.launches, kind, "model")
     if source == "roofline":
-        return roofline_time(graph, op, models.gpu, models.rates.floor)
+        return roofline_time(graph, op, models.gpu, max(models.rates.floor, models.shortest))
     launches = max(1, round(sum(t.launches for t in times)))
     at_once = BY_OP[parts[0].name].at_once(parts[0], launches)
     return OpTime(sum(t.at(share) for t in times), launches, kind, source, at_once)

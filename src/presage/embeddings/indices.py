@@ -233,7 +233,10 @@ def _lengths(value: Mapping[str, Array], count: int, name: str) -> Array:
         raise PresageError(f"{name} has neither lengths nor offsets beside it")
     offsets = _whole(np.asarray(value["offsets"]), "offsets")
     flat = offsets.reshape(-1)
-    return np.diff(flat) if len(flat) and flat[-1] == count else np.diff(np.append(flat, count))
+    found = np.diff(flat) if len(flat) and flat[-1] == count else np.diff(np.append(flat, count))
+    if (found < 0).any():
+        raise PresageError(f"offsets fall, or go past the {count} indices that they point into")
+    return found
 
 
 def _named(value: Mapping[str, Any]) -> Iterator[Bags]:

@@ -10,11 +10,13 @@ from typing import Any
 
 from presage.embeddings import Reuse, Table
 from presage.embeddings.sharding_plan import PLACED, ShardingPlan, TablePlacement
-from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError, near
 from presage.files import write_whole
 from presage.files.reading import read_json
 
 MOST_TABLES = 100_000
+KEYS = ("name", "rows", "dim", "pooling", "alpha", "hist", "lookups", "distinct", "top", "dtype", "count")
+SEQUENCE = "sequence embeddings are not modelled: pooling is the mean number of lookups of a sample, which are summed"
 
 
 def read_tables(path: str | Path) -> tuple[tuple[Table, ...], int | None]:
@@ -35,6 +37,11 @@ def tables_of(rows: Sequence[Any], path: str | Path) -> tuple[Table, ...]:
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise InputError(path, "is not a table of values", f"tables[{i}]")
+        unknown = next((key for key in row if key not in KEYS), None)
+        if unknown is not None:
+            raise InputError(path, f"is no value of a table{near(unknown, KEYS)}", f"tables[{i}].{unknown}")
+        if str(row.get("pooling")).lower() == "none":
+            raise InputError(path, SEQUENCE, f"tables[{i}].pooling")
         count = row.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MOST_TABLES - len(out):
             raise InputError(path, f"is {count!r}: a number of tables, {MOST_TABLES:,} in all", f"tables[{i}].count")
@@ -88,9 +95,11 @@ def read_plan(path: str | Path, tables: Sequence[Table]) -> ShardingPlan:
         or not isinstance(value.get("ranks"), int)
     ):
         raise InputError(path, 'is not a plan: {"ranks": N, "tables": {NAME: {"sharding", "ranks"}}}')
-    unknown = [name for name in value["tables"] if name not in {t.name for t in tables}]
+    names = [t.name for t in tables]
+    unknown = [name for name in value["tables"] if name not in set(names)]
     if unknown:
-        raise InputError(path, f"names a table that the job does not have: {unknown[0]!r}", "tables")
+        text = f"names a table that the job does not have: {unknown[0]!r}{near(unknown[0], names)}"
+        raise InputError(path, text, "tables")
     out = []
     for t in tables:
         one = value["tables"].get(t.name)

@@ -24,6 +24,7 @@ class Architecture:
     fp32_pJ: float = 8.75  # Hopper's; 0 where nothing is known of it
     fp32_matrix: float = 1.0
     fp32_corrected: bool = False
+    shortest_us: float = 0.0
     carried: tuple[str, ...] = ("gemm", "conv", "attention", "rnn")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -145,14 +145,19 @@ class NoiseModel:
 
     def numbers(self) -> dict[str, float]:
         """Every number by its path: `spread.products.rank`, `stalls.seconds.median`."""
-        return dict(_numbers(self, ""))
+        return dict(self._known)
 
     def changed(self, values: Mapping[str, float]) -> NoiseModel:
         """A copy with other numbers at these paths."""
-        unknown = sorted(set(values) - set(self.numbers()))
+        known = self._known
+        unknown = sorted(p for p in values if p not in known)
         if unknown:
-            raise PresageError(f"the noise has no number {unknown[0]!r}: choose from {', '.join(self.numbers())}")
+            raise PresageError(f"the noise has no number {unknown[0]!r}: choose from {', '.join(known)}")
         return _changed(self, "", values)
+
+    @cached_property
+    def _known(self) -> dict[str, float]:
+        return dict(_numbers(self, ""))
 
 
 NO_NOISE = NoiseModel()
@@ -173,11 +178,14 @@ def _numbers(value: Any, path: str) -> list[tuple[str, float]]:
 
 
 def _changed(value: T, path: str, values: Mapping[str, float]) -> T:
+    """The value with other numbers at paths at or below its own."""
     if path in values:
         return values[path]  # type: ignore[return-value]
-    if not any(v.startswith(f"{path}." if path else "") for v in values):
+    start = f"{path}." if path else ""
+    below = {p: v for p, v in values.items() if p.startswith(start)}
+    if not below:
         return value
-    parts = {n: _changed(x, f"{path}.{n}" if path else n, values) for n, x in _members(value)}
+    parts = {n: _changed(x, f"{start}{n}", below) for n, x in _members(value)}
     if isinstance(value, Mapping):
         return parts  # type: ignore[return-value]
     if isinstance(value, tuple):
@@ -213,8 +221,12 @@ class Belief:
 
     def drawn(self, rng: np.random.Generator) -> NoiseModel:
         """The noise with each number drawn from its interval."""
+        return self.at({p: float(rng.standard_normal()) for p in sorted(self.intervals)})
+
+    def at(self, scores: Mapping[str, float]) -> NoiseModel:
+        """The noise with numbers so many standard deviations off."""
         numbers = self.noise.numbers()
-        values = {p: i.drawn(numbers[p], rng.standard_normal()) for p, i in sorted(self.intervals.items())}
+        values = {p: self.intervals[p].drawn(numbers[p], z) for p, z in scores.items()}
         return self.noise.changed({p: _possible(p, v, type(self.noise)) for p, v in values.items()})
 
 

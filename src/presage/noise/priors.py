@@ -9,7 +9,7 @@ watched: the share of slow GPUs falls with the job's size, but for GPUs that nob
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -42,9 +42,14 @@ DAY = 86400.0
 
 
 def prior(
-    gpu: str | Gpu, gpus: int, gpus_per_node: int = 8, step_seconds: float | None = None, conditions: str = DEFAULT
+    gpu: str | Gpu,
+    gpus: int,
+    gpus_per_node: int = 8,
+    step_seconds: float | None = None,
+    conditions: str = DEFAULT,
+    without: Collection[str] = (),
 ) -> Belief:
-    """The prior noise of a job with this many GPUs."""
+    """The prior noise of a job with this many GPUs; `without`: machines or submitters whose logs it must not use."""
     if conditions not in CONDITIONS:
         raise PresageError(f"unknown conditions {conditions!r}: choose from {', '.join(CONDITIONS)}")
     if gpus < 1 or gpus_per_node < 1:
@@ -53,7 +58,7 @@ def prior(
     generation = _generation(gpu)
     table = _table(conditions)
     figures = parse_noise(_merged(table["noise"], table.get("generations", {}).get(generation, {})), PLACE)
-    belief = join_beliefs(step_prior(generation, nodes, seconds), figures)
+    belief = join_beliefs(step_prior(generation, nodes, seconds, without), figures)
     return _scaled(belief, table.get("scale", {}), gpus, nodes, seconds)
 
 
@@ -169,6 +174,11 @@ class StepSystem:
     first_validation: float
     later_validation: float
 
+    @property
+    def submitter(self) -> str:
+        """Who ran it, as named in the submission."""
+        return self.machine.rpartition("/")[0]
+
 
 @cache
 def known_systems() -> tuple[StepSystem, ...]:
@@ -190,11 +200,12 @@ def step_prior(
     gpu_architecture: str,
     nodes: float,
     step_seconds: float,
-    without: Sequence[str] = (),
+    without: Collection[str] = (),
     systems: Sequence[StepSystem] | None = None,
 ) -> Belief:
-    """The prior of a job's steps; `without` names machines to leave out."""
-    known = [s for s in (known_systems() if systems is None else systems) if s.machine not in without]
+    """The prior of a job's steps; `without` names machines or submitters to leave out."""
+    every = known_systems() if systems is None else systems
+    known = [s for s in every if s.machine not in without and s.submitter not in without]
     if not known or step_seconds <= 0 or nodes <= 0:
         raise PresageError("steps of a job need their seconds, the number of nodes and at least one known system")
     common, intervals = _common(known, gpu_architecture, step_seconds)

@@ -5,12 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution
+
+Shape = int | tuple[int, ...] | None
+
+
+class EvenGenerator(np.random.Generator):
+    """A generator whose draws of one call are spread evenly over their distribution, in random order: few of them give
+    steady quantiles, far in the tail too."""
+
+    def random(self, size: Shape = None, *_: Any, **__: Any) -> Any:
+        """Uniform draws, one in each of as many equal parts."""
+        n = int(np.prod(size)) if size is not None else 1
+        even = (self.permutation(n) + super().random(n)) / n
+        return even.reshape(size) if size is not None else float(even[0])
+
+    def standard_normal(self, size: Shape = None, *_: Any, **__: Any) -> Any:
+        from scipy.special import ndtri
+
+        return ndtri(self.random(size))
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Shape = None) -> Any:
+        return loc + scale * self.standard_normal(size)
+
+    def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Shape = None) -> Any:
+        return np.exp(self.normal(mean, sigma, size))
+
+    def multinomial(self, n: Any, pvals: Any, size: Any = None) -> Any:
+        """Of two kinds, counts at even places of the second kind's binomial distribution."""
+        if len(pvals) != 2 or not isinstance(n, int) or size is None:
+            return super().multinomial(n, pvals, size)
+        from scipy.special import bdtr
+
+        second = np.searchsorted(bdtr(np.arange(n), n, pvals[1]), self.random(size))
+        return np.stack([n - second, second], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -19,14 +53,22 @@ class RandomStreams:
 
     seed: int = 0
     block: int = 0
+    evenly: bool = False  # `even` gives generators of even draws
 
     def child(self, block: int) -> RandomStreams:
         """The streams of a block."""
-        return RandomStreams(self.seed, block)
+        return RandomStreams(self.seed, block, self.evenly)
 
     def __call__(self, name: str) -> np.random.Generator:
         """A generator that depends on the seed, the block and the name alone."""
-        return np.random.default_rng(np.random.SeedSequence((self.seed, self.block, crc32(name.encode()))))
+        return np.random.default_rng(self._seeds(name))
+
+    def even(self, name: str) -> np.random.Generator:
+        """The generator of a source that is drawn once a step or once a run."""
+        return EvenGenerator(np.random.PCG64(self._seeds(name))) if self.evenly else self(name)
+
+    def _seeds(self, name: str) -> np.random.SeedSequence:
+        return np.random.SeedSequence((self.seed, self.block, crc32(name.encode())))
 
 
 Floats = NDArray[np.float64]
@@ -41,6 +83,7 @@ class Estimate:
     error: float = 0.0
     low: float | None = None  # with parameters of the noise drawn too
     high: float | None = None
+    end_errors: tuple[float, float] | None = None  # standard errors of low and high
 
     def to_json(self, times: float = 1.0) -> dict[str, float]:
         """The value and its standard error, multiplied by `times` to change units."""

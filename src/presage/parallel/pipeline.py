@@ -17,18 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from presage.engine.compiled import compiled
 from presage.engine.rounds import RoundProgram, Tasks
 from presage.errors import PresageError
-from presage.parallel.schedules import (
-    UNIT,
-    WHAT,
-    Extent,
-    OperationMoments,
-    ScheduleKind,
-    Turns,
-    group_of,
-    moments,
-    schedule_kind,
-    turns,
-)
+from presage.parallel.orders import UNIT, Extent, OperationMoments, Route
+from presage.parallel.schedules import WHAT, ScheduleKind, Turns, group_of, schedule_kind, turns
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -100,6 +90,10 @@ class Schedule:
         if rule.chunks == "one" and virtual > 1:
             what = f"{kind} has one chunk of layers a stage, virtual = 1, not {virtual}"
             raise PresageError(f"{what}: use {rule.with_chunks}")
+        if rule.chunks == "two" and virtual != 2:
+            raise PresageError(f"{kind} has two chunks of layers a stage, virtual = 2, not {virtual}")
+        if misfit := rule.misfit(stages, microbatches):
+            raise PresageError(misfit)
         return Schedule(kind, stages, microbatches, virtual, group_of(rule, stages, microbatches, virtual))
 
     @property
@@ -111,6 +105,11 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether weight gradients are operations of their own."""
         return self.rule.splits_backward
+
+    @property
+    def passes(self) -> int:
+        """Microbatches that go through each chunk."""
+        return self.microbatches // self.rule.route.copies
 
     @property
     def operations(self) -> int:
@@ -144,8 +143,8 @@ class Schedule:
     @property
     def filling(self) -> int:
         """Microbatches with which all stages are at work at once for at least a round."""
-        if self.virtual == 1:
-            return self.rule.filling(self.stages)
+        if self.virtual == 1 or self.rule.route is not Route.LOOP:
+            return self.same_rest(self.rule.filling(self.stages))
         ahead = 2 * self.stages + (self.virtual - 1) * max(self.stages, self.group)
         return self.same_rest(-(-(ahead + 4) // self.virtual) + self.group)
 
@@ -201,13 +200,13 @@ def most_held(kind: Array, lane: Array, weights: Floats, stages: int, split: boo
 def _tasks(s: Schedule, exchanges: bool) -> PipelineTasks:
     """Cached: many steps differ in their times only."""
     kind, extent = s.rule, Extent(s.stages, s.microbatches, s.virtual, s.group)
-    order, when = turns(s.microbatches, s.virtual, s.group), moments(kind, extent)
+    order, when = turns(kind, extent), kind.moments(extent)
     moment, lane, kinds, turn = columns = _operations(when, order, s.stages, s.virtual)
     if exchanges:
         moment, lane, kinds, turn = _joined([columns, *_exchanges(when, s.stages, s.virtual)])
     sender = np.full(len(moment), -1)
     if not exchanges:
-        _set_senders(sender, order, s.stages)
+        _set_senders(sender, order, when, kind.route)
     size = s.stages * len(order.chunk)
     phases = [slice(None), slice(size, 2 * size)] if kind.phased else [slice(None)]
     if kind.phased and s.virtual > 1:
@@ -224,8 +223,7 @@ def _tasks(s: Schedule, exchanges: bool) -> PipelineTasks:
 def _operations(when: OperationMoments, order: Turns, stages: int, virtual: int) -> list[Ints]:
     """Moment, lane, kind and turn of every F, then every B, then every W; by stage, by turn."""
     stage, turn = np.arange(stages)[:, None], np.arange(len(order.chunk))[None, :]
-    ahead = np.where(order.microbatch == 0, FIRST, 0)
-    back = virtual - 1 - order.chunk
+    ahead, back = np.where(order.microbatch == 0, FIRST, 0), order.chunk_back
     blocks = []
     for moment, what, chunk in ((when.forward, ahead, order.chunk), (when.backward, 1, back), (when.weight, 2, back)):
         if moment.size:
@@ -247,23 +245,29 @@ def _joined(blocks: list[list[Ints]]) -> list[Ints]:
     return [np.concatenate(column) for column in zip(*blocks, strict=True)]
 
 
-def _set_senders(sender: Ints, order: Turns, stages: int) -> None:
-    """Whose output each F and B needs: that of the neighbouring stage, or of the chunk before at the other end."""
-    size = stages * len(order.chunk)
-    forward, backward = (np.arange(k * size, (k + 1) * size).reshape(stages, -1) for k in (0, 1))
-    around = np.flatnonzero(order.chunk > 0)
-    sent = around - order.back[around]
-    sender[forward[1:]] = forward[:-1]
-    sender[forward[0, around]] = forward[-1, sent]
-    sender[backward[:-1]] = backward[1:]
-    sender[backward[-1, around]] = backward[0, sent]
+def _set_senders(sender: Ints, order: Turns, when: OperationMoments, route: Route) -> None:
+    """Whose end each F and B waits for: that of the neighbouring stage's output, or of the chunk before at an end."""
+    ahead, back = when.forward_done, when.backward_done
+    forward, backward = np.arange(2 * ahead.size).reshape(2, *ahead.shape)
+    if route is Route.LOOP:
+        around = np.flatnonzero(order.chunk > 0)
+        sent = around - order.back[around]
+        sender[forward[1:]], sender[backward[:-1]] = ahead[:-1], back[1:]
+        sender[forward[0, around]], sender[backward[-1, around]] = ahead[-1, sent], back[0, sent]
+        return
+    down, up = order.chunk == 0, order.chunk == 1
+    for chosen, to, since in ((down, slice(1, None), slice(None, -1)), (up, slice(None, -1), slice(1, None))):
+        sender[forward[to, chosen]], sender[backward[since, chosen]] = ahead[since, chosen], back[to, chosen]
+    if route is Route.BACK:
+        sender[forward[-1, up]], sender[backward[-1, down]] = ahead[-1, down], back[-1, up]
 
 
 def _round(s: Schedule, exchanges: bool) -> int:
     """Tasks of one round."""
     if s.rule.phased:
         return s.stages + (s.stages - 1) * exchanges
-    return s.group * (s.virtual * s.stages * s.operations + (s.stages - 1) * exchanges)
+    chunks = s.virtual // s.rule.route.copies
+    return s.group * (chunks * s.stages * s.operations + (s.stages - 1) * exchanges)
 
 
 def _ends(order: Turns, when: OperationMoments, stages: int, virtual: int) -> tuple[Ints, Ints]:
@@ -272,5 +276,5 @@ def _ends(order: Turns, when: OperationMoments, stages: int, virtual: int) -> tu
     forward, final = (np.arange(k * size, (k + 1) * size).reshape(stages, -1) for k in (0, count - 1))
     chunks = np.arange(virtual)
     starts = np.array([np.flatnonzero(order.chunk == c)[0] for c in chunks])
-    stops = np.array([np.flatnonzero(order.chunk == virtual - 1 - c)[-1] for c in chunks])
+    stops = np.array([np.flatnonzero(order.chunk_back == c)[-1] for c in chunks])
     return forward[:, starts], final[:, stops]

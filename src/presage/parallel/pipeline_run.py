@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from presage.engine import Lane, Program, simulate_pipeline
 from presage.errors import PresageError
+from presage.parallel.orders import Route
 from presage.parallel.pipeline import Schedule, by_chunk
 
 Floats = NDArray[np.float64]
@@ -27,11 +28,12 @@ class PipelineDurations(NamedTuple):
     send: Floats  # the last one's is between the last stage and the first
     extra: Floats  # what the first forward takes more
     overlap: bool  # of sends with compute
+    route: Route = Route.LOOP
 
-    def work(self, microbatches: int) -> Floats:
-        """[stages]: seconds of compute."""
+    def work(self, passes: int) -> Floats:
+        """[stages]: seconds of compute, where so many microbatches go through each chunk."""
         each = self.forward + self.backward + self.weight
-        return np.asarray((microbatches * each + self.extra).sum(axis=1))
+        return np.asarray((passes * each + self.extra).sum(axis=1))
 
     def kinds(self, meets: bool) -> tuple[Floats, Floats]:
         """Seconds of every kind of task, and the delay of the message it waits for.
@@ -39,7 +41,7 @@ class PipelineDurations(NamedTuple):
         A send that overlaps with compute only delays the receiver. Else the stage stands still: in a meeting with the
         receiver, or (where stages do not meet) by itself until the message is sent.
         """
-        received, sent = _boundaries(*self.forward.shape)
+        received, sent = _boundaries(*self.forward.shape, self.route)
         seconds = np.concatenate([self.forward, self.backward, self.weight, self.forward + self.extra]).ravel()
         padded = np.append(self.send, 0.0)
         delay = padded[received] if self.overlap else np.zeros(len(received))
@@ -48,7 +50,7 @@ class PipelineDurations(NamedTuple):
 
     def last_sent(self, split: bool) -> Floats:
         """[stages, virtual]: what the last task of a chunk takes to send, where stages do not meet for it."""
-        _, sent = _boundaries(*self.forward.shape)
+        _, sent = _boundaries(*self.forward.shape, self.route)
         size = self.forward.size
         part = sent[2 * size : 3 * size] if split else sent[size : 2 * size]
         return np.append(self.send, 0.0)[part].reshape(self.forward.shape)
@@ -68,7 +70,7 @@ class PipelineStep:
     @cached_property
     def busy(self) -> Floats:
         """[stages]: seconds of compute."""
-        return self.durations.work(self.schedule.microbatches)
+        return self.durations.work(self.schedule.passes)
 
     @property
     def bubble(self) -> Floats:
@@ -137,16 +139,22 @@ def pipeline_durations(
     if not split and weight is not None:
         parts[1] += parts[2]
         parts[2] = 0.0
-    return PipelineDurations(parts[0], parts[1], parts[2], sends, parts[3], overlap)
+    return PipelineDurations(parts[0], parts[1], parts[2], sends, parts[3], overlap, schedule.rule.route)
 
 
 @lru_cache(maxsize=1024)
-def _boundaries(stages: int, virtual: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _boundaries(stages: int, virtual: int, route: Route) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For every kind of task, which `send` its message to wait for, and its message to send, takes; `stages`: none."""
-    around, none = stages - 1 if stages > 1 else stages, stages
+    none = stages
     stage = np.broadcast_to(np.arange(stages)[:, None], (stages, virtual))
-    before, after = np.where(stage > 0, stage - 1, around), np.where(stage < stages - 1, stage, around)
-    before[0, 0] = after[-1, -1] = none  # the ends of the model
+    if route is Route.LOOP:
+        around = stages - 1 if stages > 1 else none
+        before, after = np.where(stage > 0, stage - 1, around), np.where(stage < stages - 1, stage, around)
+        before[0, 0] = after[-1, -1] = none  # the ends of the model
+    else:  # chunk 1 goes up, and comes from chunk 0 on the same stage, or from outside
+        low, high = np.where(stage > 0, stage - 1, none), np.where(stage < stages - 1, stage, none)
+        down = np.arange(virtual) == 0
+        before, after = np.where(down, low, high), np.where(down, high, low)
     nothing, still = np.full((stages, virtual), none), np.full(stages, none)
     received = np.concatenate([np.concatenate([before, after, nothing, before]).ravel(), still])
     sent = np.concatenate([np.concatenate([after, before, nothing, after]).ravel(), still])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from presage.errors import PresageError
 from presage.parallel.dispatchers import dispatchers
+from presage.parallel.orders import Route
 from presage.parallel.schedules import SCHEDULES, ScheduleKind, schedule_kind, unknown_schedule
 
 MOST = 10**8  # GPUs, and ranks along any axis
@@ -134,19 +135,42 @@ class ParallelPlan:
         kind = schedule_kind(self.schedule)
         return schedule_kind(kind.with_chunks) if self.virtual > 1 else kind
 
+    @property
+    def slots(self) -> tuple[tuple[int, ...], ...]:
+        """[stage][chunk]: the place of its layers in the model."""
+        return _slots(self.pipeline_kind.route, self.pp, self.virtual)
+
+    @property
+    def slot_count(self) -> int:
+        """Parts that the model's layers are split into."""
+        return self.pp * self.virtual // SCHEDULES[self.schedule].route.copies
+
+    @property
+    def _slot_words(self) -> tuple[str, str]:
+        """What the number of slots is made of, in words and in numbers."""
+        if self.pipeline_kind.route.copies > 1:
+            return "pp", str(self.pp)
+        return "pp x virtual", f"{self.pp} x {self.virtual} = {self.slot_count}"
+
+    def slot_layers(self, layers: int, predicted: int = 0) -> tuple[int, ...]:
+        """How many of a model's layers each slot has; `predicted`: further tokens, a layer each."""
+        return _assign_layers(layers, predicted, self.slot_count, self.layers_as, self.ends_as_layers)
+
     def stage_layers(self, layers: int, predicted: int = 0) -> tuple[tuple[int, ...], ...]:
-        """How many of a model's layers each chunk of each stage has; `predicted`: further tokens, a layer each."""
-        return _assign_layers(layers, predicted, self.pp, self.virtual, self.layers_as, self.ends_as_layers)
+        """How many of a model's layers each chunk of each stage has."""
+        counts = self.slot_layers(layers, predicted)
+        return tuple(tuple(counts[slot] for slot in chunks) for chunks in self.slots)
 
     def uneven_layers(self, layers: int, predicted: int = 0) -> str:
         """Why layers cannot be split evenly, as Megatron wants them; empty where they can."""
-        slots, more = self.pp * self.virtual, 2 if self.ends_as_layers else 0
+        slots, more = self.slot_count, 2 if self.ends_as_layers else 0
         if self.layers_as or (layers + more) % slots == 0:
             return ""
-        counts = [n for chunk in zip(*self.stage_layers(layers, predicted), strict=True) for n in chunk]
+        counts = list(self.slot_layers(layers, predicted))
         total = f"{layers} + 2 = {layers + 2}" if more else str(layers)
         ends = f", or ends_as_layers = true ({layers} + 2 is one)" if not more and (layers + 2) % slots == 0 else ""
-        what = f"layers = pp x virtual x n: {total} is no multiple of {self.pp} x {self.virtual} = {slots}"
+        name, sizes = self._slot_words
+        what = f"layers = {name} x n: {total} is no multiple of {sizes}"
         return f"{what}; give layers_as = {counts}{ends}"
 
     # ---- equations
@@ -203,24 +227,33 @@ class ParallelPlan:
             yield f"virtual > 1 needs pp > 1: virtual is {self.virtual}, pp is 1"
         if SCHEDULES[self.schedule].interleaved and self.virtual == 1:
             yield f"schedule {self.schedule} needs virtual > 1: virtual is 1"
-        chunked = self.virtual > 1 and self.pp > 1 and SCHEDULES[self.schedule].chunks != "any"
-        if chunked and counted and (count := of.global_batch // (of.micro_batch * self.dp(of.gpus))) % self.pp:
-            sizes = f"{count} is no multiple of {self.pp}; {_near(count, self.pp)}"
-            yield f"microbatches = pp x n (interleaved): {sizes}"
+        if SCHEDULES[self.schedule].chunks == "two" and self.virtual != 2:
+            yield f"schedule {self.schedule} needs virtual = 2: virtual is {self.virtual}"
+            return
+        if counted and self.pp > 1:
+            yield from self._microbatches(of.global_batch // (of.micro_batch * self.dp(of.gpus)))
         yield from self._layers(of.layers)
 
+    def _microbatches(self, count: int) -> Iterator[str]:
+        kind = SCHEDULES[self.schedule]
+        chunked = self.virtual > 1 and kind.chunks in ("one", "several")
+        if chunked and count % self.pp:
+            sizes = f"{count} is no multiple of {self.pp}; {_near(count, self.pp)}"
+            yield f"microbatches = pp x n (interleaved): {sizes}"
+        if misfit := kind.misfit(self.pp, count):
+            yield misfit
+
     def _layers(self, layers: int) -> Iterator[str]:
-        slots, ends = self.pp * self.virtual, 2 if self.ends_as_layers else 0
-        given = self.layers_as
+        slots, ends = self.slot_count, 2 if self.ends_as_layers else 0
+        given, (parts, sizes) = self.layers_as, self._slot_words
         if given:
             if len(given) != slots:
-                yield f"layers_as has pp x virtual entries: {len(given)} is not {self.pp} x {self.virtual} = {slots}"
+                yield f"layers_as has {parts} entries: {len(given)} is not {sizes}"
             if sum(given) != layers or min(given) < 0:
                 yield f"layers = sum of layers_as: {layers} is not {' + '.join(map(str, given))} = {sum(given)}"
         elif slots > layers + ends:
             more = " + 2 (embedding and head)" if ends else ""
-            sizes = f"{self.pp} x {self.virtual} = {slots} is more than {layers + ends}"
-            yield f"pp x virtual <= layers{more}: {sizes}"
+            yield f"{parts} <= layers{more}: {sizes} is more than {layers + ends}"
 
     def _context(self, of: SplitSizes) -> Iterator[str]:
         sequence, each = of.sequence, self.tp * self.cp
@@ -283,11 +316,13 @@ def count_sharing(holders: int, shard: int | None, replicate: int | None) -> int
 
 
 @lru_cache(4096)
-def _assign_layers(
-    layers: int, predicted: int, pp: int, virtual: int, layers_as: tuple[int, ...], ends: bool
-) -> tuple[tuple[int, ...], ...]:
-    counts = list(layers_as) or _even_layers(layers, predicted, pp * virtual, ends)
-    return tuple(tuple(counts[chunk * pp + stage] for chunk in range(virtual)) for stage in range(pp))
+def _slots(route: Route, pp: int, virtual: int) -> tuple[tuple[int, ...], ...]:
+    return route.slots(pp, virtual)
+
+
+@lru_cache(4096)
+def _assign_layers(layers: int, predicted: int, slots: int, layers_as: tuple[int, ...], ends: bool) -> tuple[int, ...]:
+    return layers_as or tuple(_even_layers(layers, predicted, slots, ends))
 
 
 def _even_layers(layers: int, predicted: int, slots: int, ends: bool) -> list[int]:

@@ -5,6 +5,8 @@ through one chunk of layers. Every operation has a `moment`, an integer: operati
 moments, and whatever an operation waits for has a smaller one. Moments are the times of a schedule whose operations
 all take equally long.
 
+Moments come from a formula by turn (`by_turn`), or from the listed order of each stage (`presage.parallel.orders`).
+
 A new schedule is one entry of `SCHEDULES`; nothing else asks for a schedule by its name.
 """
 
@@ -12,47 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.errors import PresageError, near
+from presage.parallel.orders import UNIT, Extent, OperationMoments, Route, dual_pipe, dual_pipe_v, zero_bubble_v
 
 Ints = NDArray[np.int64]
 WHAT = "FBW"
-UNIT = 4  # between two operations of a stage; what comes between them (weight gradients, messages) has room
+
+
+ByTurn = Callable[[Ints, Ints, Extent], tuple[Ints, Ints]]
+MomentsOf = Callable[[Extent], OperationMoments]
 
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The order in which forwards go through a stage. Backwards take the same turns, with the chunks the other way."""
+    """What goes through a stage, in the order by which its operations are numbered (and, where chunks form a loop, in
+    which forwards and backwards run)."""
 
     microbatch: Ints
-    chunk: Ints
+    chunk: Ints  # of forwards
+    chunk_back: Ints  # of backwards
     back: Ints  # how many turns ago the same microbatch went through the chunk before
-
-
-@dataclass(frozen=True, eq=False)
-class OperationMoments:
-    """Moments by [stage, turn]; `weight` is empty where backwards are not split."""
-
-    forward: Ints
-    backward: Ints
-    weight: Ints
-
-
-class Extent(NamedTuple):
-    """How large a pipeline's step is: stages, microbatches, chunks a stage, microbatches that go through a chunk before
-    the next chunk's turn."""
-
-    stages: int
-    microbatches: int
-    virtual: int
-    group: int
-
-
-MomentsOf = Callable[[Ints, Ints, Extent], tuple[Ints, Ints]]
 
 
 @dataclass(frozen=True)
@@ -61,19 +46,27 @@ class ScheduleKind:
 
     name: str
     about: str
-    moments: MomentsOf  # of forwards and of backwards, by stage and turn
+    moments: MomentsOf
+    route: Route = Route.LOOP  # how a microbatch goes through the chunks
     splits_backward: bool = False  # weight gradients are operations of their own, and fill waits
+    pairs: bool = False  # a forward runs beside a backward, and each hides the other's exchanges with experts
     ahead: int = 1  # forwards that the first stage runs before its first backward, times the number of stages
     phased: bool = False  # all forwards come before all backwards, so all activations are held at once
     rendezvous: bool = False  # a stage whose sends do not overlap with compute waits for the receiver
-    chunks: str = "any"  # of layers on each stage: one, several, any
+    least: int = 0  # microbatches, times the number of stages
+    chunks: str = "any"  # of layers on each stage: one, two, several, any
     with_chunks: str = "interleaved"  # the schedule that is run where stages have several chunks
     searched: bool = True  # tried by a search for plans
+    software: tuple[str, ...] = ()  # frameworks for which a search tries it; empty: for all
 
     @property
     def interleaved(self) -> bool:
         """Whether each stage must have several chunks of layers."""
         return self.chunks == "several"
+
+    def virtual_of(self, given: int) -> int:
+        """Chunks of layers on each stage, where so many are given and 1 stands for none."""
+        return 2 if self.chunks == "two" and given == 1 else given
 
     def in_flight(self, stage: int, extent: Extent) -> int:
         """Chunks of a stage whose forward pass is done and whose backward pass is not, at most.
@@ -82,6 +75,8 @@ class ScheduleKind:
         microbatches.
         """
         stages, microbatches, virtual, _ = extent
+        if self.route is not Route.LOOP:
+            return self._back_and_forth(stages, microbatches)
         if stages == 1:
             return virtual
         if self.phased:
@@ -94,11 +89,23 @@ class ScheduleKind:
         """Microbatches with which all stages, with a chunk each, are at work at once for at least a round."""
         return 2 * self.ahead * stages + (stages if self.splits_backward else 0) + 2
 
-    def weight_moments(self, stage: Ints, turn: Ints, extent: Extent) -> Ints:
-        """Moments of weight gradients: as many backwards late as there are stages before; none if not split."""
-        if not self.splits_backward:
-            return np.empty((len(stage), 0), np.int64)
-        return self.moments(stage, turn + stage, extent)[1] + 1
+    def misfit(self, stages: int, microbatches: int) -> str:
+        """Why a pipeline of this size cannot be run so; empty where it can."""
+        both = self.route is Route.BOTH_WAYS
+        if both and stages % 2:
+            return f"pp = 2 x n ({self.name}): {stages} is odd"
+        if both and microbatches % 2:
+            return f"microbatches = 2 x n ({self.name}): {microbatches} is odd; half of them start at either end"
+        if microbatches < self.least * stages:
+            need = f"{self.least} x {stages} = {self.least * stages}"
+            return f"microbatches >= {self.least} x pp ({self.name}): {microbatches} is less than {need}"
+        return ""
+
+    def _back_and_forth(self, stages: int, microbatches: int) -> int:
+        """Chunks in flight where microbatches go through the stages and back, or both ways."""
+        if self.route is Route.BOTH_WAYS:
+            return stages + 1
+        return 2 * min(stages, microbatches) + (1 if self.pairs else 0)
 
 
 def group_of(kind: ScheduleKind, stages: int, microbatches: int, virtual: int) -> int:
@@ -109,6 +116,8 @@ def group_of(kind: ScheduleKind, stages: int, microbatches: int, virtual: int) -
     """
     if kind.phased:
         return microbatches
+    if kind.route is not Route.LOOP:
+        return kind.route.copies
     if virtual == 1:
         return 1
     if microbatches <= stages:
@@ -117,20 +126,34 @@ def group_of(kind: ScheduleKind, stages: int, microbatches: int, virtual: int) -
     return next(legal)
 
 
-def turns(microbatches: int, virtual: int, group: int) -> Turns:
-    """Group by group, in it chunk by chunk, in it microbatch by microbatch; the last group may be smaller."""
+def turns(kind: ScheduleKind, extent: Extent) -> Turns:
+    """Group by group, in it chunk by chunk, in it microbatch by microbatch, the last group may be smaller; or, where
+    chunks form no loop, chunk by chunk."""
+    _, microbatches, virtual, group = extent
+    if kind.route is not Route.LOOP:
+        each = microbatches // kind.route.copies
+        chunk, place = np.divmod(np.arange(each * virtual), each)
+        microbatch = place if kind.route.copies == 1 else place + chunk * each
+        return Turns(microbatch, chunk, chunk, np.full(len(chunk), each))
     turn = np.arange(microbatches * virtual)
     first = turn // (group * virtual) * group
     size = np.minimum(group, microbatches - first)
     chunk, place = np.divmod(turn - first * virtual, size)
-    return Turns(first + place, chunk, size)
+    return Turns(first + place, chunk, virtual - 1 - chunk, size)
 
 
-def moments(kind: ScheduleKind, extent: Extent) -> OperationMoments:
-    """The moment of every operation."""
-    turn, stage = np.arange(extent.microbatches * extent.virtual)[None, :], np.arange(extent.stages)[:, None]
-    forward, backward = kind.moments(stage, turn, extent)
-    return OperationMoments(forward, backward, kind.weight_moments(stage, turn, extent))
+def by_turn(rule: ByTurn, split: bool = False) -> MomentsOf:
+    """Moments of forwards and of backwards by stage and turn; split, weight gradients come as many backwards late as
+    there are stages before."""
+
+    def moments(extent: Extent) -> OperationMoments:
+        turn, stage = np.arange(extent.microbatches * extent.virtual)[None, :], np.arange(extent.stages)[:, None]
+        forward, backward = rule(stage, turn, extent)
+        weight = rule(stage, turn + stage, extent)[1] + 1 if split else np.empty((extent.stages, 0), np.int64)
+        size = forward.size
+        return OperationMoments(forward, backward, weight, *np.arange(2 * size).reshape(2, *forward.shape))
+
+    return moments
 
 
 def one_forward_one_backward(stage: Ints, turn: Ints, extent: Extent) -> tuple[Ints, Ints]:
@@ -158,22 +181,33 @@ def all_forwards_first(stage: Ints, turn: Ints, extent: Extent) -> tuple[Ints, I
     return UNIT * (stage + wave), UNIT * (last + stages - 1 - stage + wave)
 
 
+TITAN = ("torchtitan", "torchtitan-eager")
 SCHEDULES = {
     kind.name: kind
     for kind in (
-        ScheduleKind("1f1b", "forwards and backwards in turn", one_forward_one_backward, rendezvous=True, chunks="one"),
-        ScheduleKind("interleaved", "1f1b with several chunks a stage, as Megatron-Core", one_forward_one_backward,
-                     chunks="several"),
-        ScheduleKind("gpipe", "all forwards, then all backwards", all_forwards_first, phased=True, rendezvous=True,
-                     searched=False),
+        ScheduleKind("1f1b", "forwards and backwards in turn", by_turn(one_forward_one_backward), rendezvous=True,
+                     chunks="one"),
+        ScheduleKind("interleaved", "1f1b with several chunks a stage, as Megatron-Core",
+                     by_turn(one_forward_one_backward), chunks="several"),
+        ScheduleKind("gpipe", "all forwards, then all backwards", by_turn(all_forwards_first), phased=True,
+                     rendezvous=True, searched=False),
         ScheduleKind("zero-bubble", "weight gradients fill waits (ZB-H1 of arXiv 2401.10241)",
-                     one_forward_one_backward, splits_backward=True),
+                     by_turn(one_forward_one_backward, split=True), splits_backward=True),
+        ScheduleKind("zb-v", "through the stages and back, weight gradients fill waits (ZB-V of arXiv 2401.10241)",
+                     zero_bubble_v, Route.BACK, splits_backward=True, chunks="two", with_chunks="zb-v",
+                     software=TITAN),
+        ScheduleKind("dualpipev", "through the stages and back, forwards beside backwards (DualPipeV)",
+                     dual_pipe_v, Route.BACK, splits_backward=True, pairs=True, least=2, chunks="two",
+                     with_chunks="dualpipev", software=TITAN),
+        ScheduleKind("dualpipe", "from both ends, forwards beside backwards, each stage twice (DualPipe)",
+                     dual_pipe, Route.BOTH_WAYS, splits_backward=True, pairs=True, least=2, chunks="two",
+                     with_chunks="dualpipe", software=("dualpipe",)),
     )
 }  # fmt: skip
 # Schedules that software has and presage does not: what to use instead.
-BACK_AND_FORTH = ("zb-v", "zbv", "zero-bubble-v", "v-half", "v-min")
-INSTEAD = dict.fromkeys(BACK_AND_FORTH, 'schedule = "zero-bubble", whose bubble is larger')
-INSTEAD |= dict.fromkeys(("dualpipe", "dualpipev"), 'schedule = "zero-bubble" with experts = true in [overlap]')
+INSTEAD = dict.fromkeys(("v-half", "v-min"), 'schedule = "zb-v", which holds more activations')
+# Other names of those there are.
+ALIASES = {"zbv": "zb-v", "zero-bubble-v": "zb-v", "zbvzerobubble": "zb-v", "zb-h1": "zero-bubble"}
 ONE_CHUNK, SEVERAL_CHUNKS = "1f1b", "interleaved"  # what is run where a job names no schedule
 
 
@@ -188,8 +222,13 @@ def unknown_schedule(name: str) -> str:
     """Why a schedule is refused, and what to use."""
     instead = INSTEAD.get(name.lower())
     if instead:
-        return f"schedule {name!r} is not modelled (its chunks run through the stages and back): use {instead}"
+        return f"schedule {name!r} is not modelled: use {instead}"
     return f"no pipeline schedule {name!r}: choose from {', '.join(SCHEDULES)}{near(name, SCHEDULES)}"
+
+
+def schedule_name(name: str) -> str:
+    """The name of a schedule, from it or from another that software has for it."""
+    return ALIASES.get(name.lower(), name)
 
 
 def default_schedule(virtual: int) -> str:

@@ -117,7 +117,7 @@ def _apply(job: Job, d: PlanDegrees) -> Job:
     sequence = d.tp > 1 and (p.sequence_parallel if p.tp > 1 else job.framework.sequence)
     holders = job.gpus // (d.tp * d.pp)
     experts = p.expert_tp if job.model.experts and not holders * d.tp % (d.ep * p.expert_tp) else 1
-    several = schedule_kind(p.schedule).interleaved
+    several = schedule_kind(p.schedule).chunks in ("two", "several")
     own = d.pp > 1 and several == (d.virtual > 1)
     ends = slots > 1 and bool(layers % slots) and (slots > layers or not (layers + 2) % slots)
     parallel = replace(

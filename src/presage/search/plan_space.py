@@ -15,7 +15,7 @@ from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
 from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
-from presage.parallel.schedules import ONE_CHUNK, SCHEDULES
+from presage.parallel.schedules import ONE_CHUNK, SCHEDULES, ScheduleKind
 from presage.prediction.jobs.expert_exchange import dispatch_seconds
 from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
 
@@ -149,16 +149,25 @@ class PlanSpace:
         return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
 
     def _splits(self, f: PlanFamily) -> list[LayerSplit]:
-        pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if kind.searched]
+        pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if self._tries(kind)]
         if pp == 1:
             found = [LayerSplit(1, ONE_CHUNK, False)]
         else:
             count = self.job.global_batch // (f.micro_batch * f.dp)
-            flat, chunked = ([k.name for k in searched if k.interleaved == several] for several in (False, True))
+            flat, chunked = ([k.name for k in searched if k.chunks in few] for few in (("one", "any"), ("several",)))
             found = [LayerSplit(1, kind, ends) for ends in self._ends(pp) for kind in flat]
             chunks = self._chunks(pp) if not count % pp else []
             found += [LayerSplit(v, kind, ends) for kind in chunked for v in chunks for ends in self._ends(pp * v)]
+            for kind in (k for k in searched if k.chunks == "two" and not k.misfit(pp, count)):
+                slots = 2 * pp // kind.route.copies
+                if slots <= self.job.model.layers + 2:
+                    found += [LayerSplit(2, kind.name, ends) for ends in self._ends(slots)]
         return [s for s in found if self.allows("virtual", s.virtual) and self.allows("schedule", s.schedule)]
+
+    def _tries(self, kind: ScheduleKind) -> bool:
+        """Whether a schedule is tried: where the job's software has it, or where the job or `keep` name it."""
+        named = kind.name == self.job.parallel.schedule or kind.name in self.keep.get("schedule", ())
+        return named or (kind.searched and (not kind.software or self.job.framework.key in kind.software))
 
     def _chunks(self, pp: int) -> list[int]:
         """Chunks of a stage: powers of two, and what leaves all alike."""

@@ -104,7 +104,7 @@ def _spread(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dealt(job: Job, said: Mapping[str, Any]) -> dict[str, Any]:
-    slots, layers = job.parallel.pp * job.parallel.virtual, job.model.layers
+    slots, layers = job.parallel.slot_count, job.model.layers
     if slots == 1 or slots > layers + 2:
         return {}
     given, strict = said.get("layers_as") or [], job.framework.key in EVEN
@@ -118,7 +118,7 @@ def _dealt(job: Job, said: Mapping[str, Any]) -> dict[str, Any]:
     return (
         {"ends_as_layers": True}
         if ends
-        else {"layers_as": [n for chunk in zip(*job.stage_layers(), strict=True) for n in chunk]}
+        else {"layers_as": list(job.parallel.slot_layers(job.model.layers, job.model.predicted))}
     )
 
 
@@ -240,7 +240,7 @@ def _bounded(job: Job) -> None:
     m, p = job.model, job.parallel
     experts = m.experts.experts if m.experts else 0
     limits = (
-        ("pp x virtual", p.pp * p.virtual, STAGES, "pp"), ("layers", m.layers, LAYERS, "model"),
+        ("pp x virtual", p.slot_count, STAGES, "pp"), ("layers", m.layers, LAYERS, "model"),
         ("experts", experts, EXPERTS, "model"), ("hidden", m.hidden, WIDE, "model"), ("ffn", m.ffn, WIDE, "model"),
         ("vocab", m.vocab, 1 << 24, "model"), ("heads", m.heads, 1 << 16, "model"),
         ("sequence", job.sequence, 1 << 27, "sequence"), ("global_batch", job.global_batch, 1 << 26, "global_batch"),

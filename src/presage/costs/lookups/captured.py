@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from presage.costs.lookups import Reuse, Table, embedding_model
+from presage.costs.lookups.lookup_model import OPTIMIZERS
 from presage.errors import PresageError
 from presage.graph.graph import Graph, Op, Ref, Tensor
 from presage.hardware import Gpu
@@ -32,8 +33,14 @@ def lookup_seconds(graph: Graph, gpu: Gpu) -> dict[int, float]:
         return {}
     model = embedding_model(gpu)
     return {
-        i: (model.backward if back else model.forward)(tables, samples) for i, (tables, samples, back) in groups.items()
+        i: (model.backward if back else model.forward)(tables, samples, optimizer=_optimizer(graph.ops[i]))
+        for i, (tables, samples, back) in groups.items()
     }
+
+
+def _optimizer(op: Op) -> str:
+    """What updates the rows; row-wise Adagrad, TorchRec's usual one, where the op does not say."""
+    return next((x for x in op.inputs if isinstance(x, str) and x in OPTIMIZERS), OPTIMIZERS[0])
 
 
 def _traced(graph: Graph) -> dict[int, tuple[list[Table], int, bool]]:
@@ -103,11 +110,16 @@ def _group(graph: Graph, op: Op, first: int = 0) -> tuple[list[Table], int]:
     skews = next((x for x in op.inputs if isinstance(x, list) and x and all(type(n) is float for n in x)), [])
     reuse = [Reuse(alpha=a) for a in skews] if len(skews) == len(rows) else [EVEN] * len(rows)  # type: ignore[arg-type]
     sizes = enumerate(zip(rows, dims, reuse, strict=True))
-    return [Table(f"table_{first + k}", max(1, n), d, pooling, r) for k, (n, d, r) in sizes], samples
+    dtype = _weights(next(_tensors(graph, op)))
+    return [Table(f"table_{first + k}", max(1, n), d, pooling, r, dtype) for k, (n, d, r) in sizes], samples
+
+
+def _weights(t: Tensor) -> str:
+    return t.dtype if t.dtype in ("float16", "bfloat16") else "float32"
 
 
 def _bag(graph: Graph, op: Op, place: int) -> tuple[Table, int]:
     weight, indices, offsets = list(_tensors(graph, op))[:3]
     samples = max(1, offsets.elements)
-    dtype = weight.dtype if weight.dtype in ("float16", "bfloat16") else "float32"
-    return Table(f"table_{place}", weight.shape[0], weight.shape[1], indices.elements / samples, EVEN, dtype), samples
+    pooling = indices.elements / samples
+    return Table(f"table_{place}", weight.shape[0], weight.shape[1], pooling, EVEN, _weights(weight)), samples

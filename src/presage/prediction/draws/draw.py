@@ -133,10 +133,12 @@ def join_blocks(shape: StepModel, blocks: Iterable[Block]) -> Draws:
     return Draws(np.maximum(lasting + passing, 0.0), shape.seconds, lasting)
 
 
-def slowest_replicas(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
-    """[runs, steps]: seconds of the slowest replica's pipeline."""
-    kinds = _replicas(shape, noise, streams)
-    return slowest_replica(kinds, shape.replicas, *size, streams("replicas"), streams("steps"))
+def slowest_replicas(
+    shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int], pools: float = 1.0
+) -> Floats:
+    """[runs, steps]: seconds of the slowest replica's pipeline; `pools`: how large those are that it is drawn from."""
+    kinds = _replicas(shape, noise, streams, pools)
+    return slowest_replica(kinds, shape.replicas, *size, streams.even("replicas"), streams("steps"))
 
 
 def replicas_key(shape: StepModel, noise: NoiseModel) -> tuple[object, ...]:
@@ -146,15 +148,21 @@ def replicas_key(shape: StepModel, noise: NoiseModel) -> tuple[object, ...]:
     return shape.pipeline, shape.replicas, shape.together, shape.still, shape.immune, own
 
 
-def whole_steps(shape: StepModel, noise: NoiseModel, streams: RandomStreams, longest: Floats) -> Block:
-    """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart."""
+def whole_steps(
+    shape: StepModel, noise: NoiseModel, streams: RandomStreams, longest: Floats, consecutive: bool = False
+) -> Block:
+    """[runs, steps]: seconds of steps whose slowest replica takes so long; those of jitter and stalls apart.
+
+    `consecutive`: steps of a run follow each other, so they share the network's state and go with the step before.
+    """
     size = longest.shape[0], longest.shape[1]
     seconds = longest * shape.calm * _compute(shape, noise, streams, size)
     seconds += shape.seconds - shape.pipeline.total
-    seconds += _transfers(shape, noise, streams, size)
-    seconds *= _common(noise, streams, size)
-    jitter = noise.common.jitter.sample(streams("jitter"), size)
-    return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
+    seconds += _transfers(shape, noise, streams, size, consecutive)
+    seconds *= common_factors(noise, streams, size, consecutive)
+    jitter = noise.common.jitter.sample(streams.even("jitter"), size)
+    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+    return np.asarray(seconds), jitter + stall_seconds(noise, streams, size, rate)
 
 
 def _spreads(shape: StepModel, noise: NoiseModel) -> dict[str, WorkSpread]:
@@ -173,17 +181,20 @@ def without_fitted_stragglers(shape: StepModel, noise: NoiseModel) -> StepModel:
     return shape.changed(calm=float(shape.pipeline.total / slow))
 
 
-def _replicas(shape: StepModel, noise: NoiseModel, streams: RandomStreams) -> tuple[Replicas, ...]:
+def _replicas(shape: StepModel, noise: NoiseModel, streams: RandomStreams, pools: float) -> tuple[Replicas, ...]:
     """Those with usual GPUs, and those with a slow one: few, but they would be lost among the others."""
     some = -np.expm1(shape.together * shape.stages * np.log1p(-noise.slow.share))
-    usual = _kind(shape, noise, streams, "", 1 - some)
-    return (usual, _kind(shape, noise, streams, "slow ", some)) if some else (usual,)
+    usual = _kind(shape, noise, streams, "", 1 - some, pools)
+    return (usual, _kind(shape, noise, streams, "slow ", some, pools)) if some else (usual,)
 
 
-def _kind(shape: StepModel, noise: NoiseModel, streams: RandomStreams, named: str, share: float) -> Replicas:
+def _kind(
+    shape: StepModel, noise: NoiseModel, streams: RandomStreams, named: str, share: float, pools: float
+) -> Replicas:
     """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
     steadily, own = _varies(shape, noise)
-    many, few = (max(200, int(n * max(share, LEAST))) for n in (GPUS, min(GPUS, TASKS / tasks_of(shape))))
+    sizes = GPUS, min(GPUS, TASKS / tasks_of(shape))
+    many, few = (max(200, int(n * max(share, LEAST) * pools)) for n in sizes)
     gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
     seconds = rank_effects(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
     if not own:
@@ -222,11 +233,14 @@ def _compute(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: 
     return common_shift(shape, factors).reshape(size)
 
 
-def _transfers(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
+def _transfers(
+    shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int], consecutive: bool
+) -> Floats:
     """What slower transfers add: the network's state is the same for all of a step's."""
     total = np.zeros(size)
-    states = noise.network.path(streams("network"), 1, size[0] * size[1]).reshape(size)
-    factors = np.array(noise.network.factors)[states]
+    together = (size[1], size[0]) if consecutive else (1, size[0] * size[1])
+    states = noise.network.path(streams.even("network"), *together)
+    factors = np.array(noise.network.factors)[states.T if consecutive else states.reshape(size)]
     for kind in shape.curves if transfers_vary(noise) else ():
         spread, times = noise.of(kind), np.ones(size)
         if kind in shape.across:
@@ -234,7 +248,7 @@ def _transfers(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size
         if spread.step:
             times *= np.exp(spread.step * streams(f"step of {kind}").standard_normal(size))
         if kind == "dp" and spread.own:  # of the groups, one for each stage, all wait for the last
-            u = streams("own of dp").random(size) ** (1 / shape.stages)
+            u = streams.even("own of dp").random(size) ** (1 / shape.stages)
             times *= np.exp(spread.own * STANDARD.quantile(u))
         total += shape.later(kind, times)
     return total
@@ -246,22 +260,27 @@ def transfers_vary(noise: NoiseModel) -> bool:
     return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
 
 
-def _common(noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
-    """What all GPUs share: the run's own pace, its drift, the step's."""
+def common_factors(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ...], consecutive: bool) -> Floats:
+    """[runs, steps]: what all GPUs share: the run's own pace, its drift, the step's."""
     c = noise.common
-    log = c.sd * streams("common").standard_normal(size)
-    log += c.run_sd * streams("run").standard_normal((size[0], 1))
-    place = streams("place").random(size) - 0.5
-    drift = c.drift + c.drift_sd * streams("drift").standard_normal((size[0], 1))
+    state = streams.even("common").standard_normal(size)
+    for k in range(1, size[1] if consecutive else 0):
+        state[:, k] = c.correlation * state[:, k - 1] + np.sqrt(1 - c.correlation**2) * state[:, k]
+    log = c.sd * state
+    log += c.run_sd * streams.even("run").standard_normal((size[0], 1))
+    place = streams.even("place").random((size[0], 1) if consecutive else size) - 0.5
+    drift = c.drift + c.drift_sd * streams.even("drift").standard_normal((size[0], 1))
     return np.exp(log + drift * place)
 
 
-def _stalls(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
-    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+def stall_seconds(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ...], rate: float) -> Floats:
+    """[runs, steps]: seconds of stalls, of which so many are expected in a step."""
     if not rate:
         return np.zeros(size)
-    some = streams("stalls").random(size) < -np.expm1(-rate)
-    return np.where(some, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
+    place, share = streams.even("stalls").random(size), -np.expm1(-rate)
+    if streams.evenly:  # places of the steps that stall are even too
+        return np.where(place < share, noise.stalls.seconds.quantile(np.minimum(place / share, 1 - 1e-12)), 0.0)
+    return np.where(place < share, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)
 
 
 # ---- `draw(shape, noise) -> Draws`: step times of many runs of a job, some steps of each; `draw_all`: many at once.
@@ -271,12 +290,22 @@ MOST = 16_000_000  # steps that are held at once
 
 @dataclass(frozen=True, eq=False)
 class DrawRequest:
-    """Draws to make: `steps` steps of each of count / steps runs."""
+    """Draws to make: `steps` steps of each of count / steps runs; or, where a log records means of `record`
+    consecutive steps, one such mean of each of `count` runs."""
 
     shape: StepModel
     noise: NoiseModel
     count: int = 10_000
     steps: int = STEPS
+    record: int = 1
+    pools: float = 1.0  # of the usual size: those that the slowest replica is drawn from
+    evenly: bool = False  # what is drawn once a step or a run is spread evenly over its distribution
+
+    @property
+    def blocks(self) -> tuple[int, tuple[int, int]]:
+        """How many blocks, and [runs, steps] of each."""
+        blocks, (runs, _) = blocks_of(self.count, 1)
+        return (blocks, (runs, self.record)) if self.record > 1 else blocks_of(self.count, self.steps)
 
 
 class _Piece(NamedTuple):
@@ -312,17 +341,20 @@ def _parts(asked: Sequence[DrawRequest]) -> Iterator[tuple[int, ...]]:
     """Requests that share their slowest replicas, as many as fit in memory."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, a in enumerate(asked):
-        alike.setdefault((a.count, a.steps, *replicas_key(a.shape, a.noise)), []).append(i)
+        alike.setdefault((a.count, a.steps, a.record, a.pools, a.evenly, *replicas_key(a.shape, a.noise)), []).append(i)
     for some in alike.values():
-        many = max(1, MOST // asked[some[0]].count)
+        many = max(1, MOST // (asked[some[0]].count * asked[some[0]].record))
         yield from (tuple(some[i : i + many]) for i in range(0, len(some), many))
 
 
 def _blocks(a: DrawRequest) -> int:
-    return blocks_of(a.count, a.steps)[0]
+    return a.blocks[0]
 
 
 def _drawn(asked: Sequence[DrawRequest], seed: int, piece: _Piece) -> list[Block]:
-    first, streams = asked[piece.some[0]], RandomStreams(seed).child(piece.block)
-    longest = slowest_replicas(first.shape, first.noise, streams, blocks_of(first.count, first.steps)[1])
-    return [whole_steps(asked[i].shape, asked[i].noise, streams, longest) for i in piece.some]
+    first = asked[piece.some[0]]
+    streams = RandomStreams(seed, piece.block, first.evenly)
+    longest = slowest_replicas(first.shape, first.noise, streams, first.blocks[1], first.pools)
+    several = first.record > 1
+    found = [whole_steps(asked[i].shape, asked[i].noise, streams, longest, several) for i in piece.some]
+    return [(a.mean(axis=1, keepdims=True), b.mean(axis=1, keepdims=True)) for a, b in found] if several else found

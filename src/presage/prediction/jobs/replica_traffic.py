@@ -27,10 +27,19 @@ def exchange(job: Job, pricer: BlockCostModel, w: Weights) -> Exchange:
         reduce += reduction(job, pricer, w.experts * f.reduce_bytes, Axis.EXPERT_DP, None)
     gather = 0.0
     if job.parallel.zero:
-        gather = pricer.collective_seconds("all_gather", w.shared * f.gather_bytes, Axis.SHARD)
-        gather += pricer.collective_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
+        gather = updated(job, pricer, w.shared * f.gather_bytes, Axis.SHARD)
+        gather += updated(job, pricer, w.experts * f.gather_bytes, Axis.EXPERT_DP)
     parts = max(1, round(w.all * f.gradient_bytes / f.bucket_bytes))
     return Exchange(reduce, gather, parts)
+
+
+def updated(job: Job, pricer: BlockCostModel, nbytes: float, over: Axis) -> float:
+    """Seconds of parameters after the update: gathered from all ranks that updated a share, or broadcast by each of
+    them in turn."""
+    if not job.framework.broadcasts:
+        return pricer.collective_seconds("all_gather", nbytes, over)
+    ranks = pricer.groups[over].ranks
+    return ranks * pricer.collective_seconds("broadcast", nbytes / ranks, over) if ranks > 1 and nbytes else 0.0
 
 
 def reduction(job: Job, pricer: BlockCostModel, nbytes: float, over: Axis, beyond: Axis | None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
-from presage.configs.transformer import Transformer
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
+from presage.prediction.jobs.vision_tower import tower_passes
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
@@ -23,11 +23,15 @@ MODULES = {
     "norm": ("norm1", "norm2", "norm"),
     "layernorm": ("norm1", "norm2", "norm"),
     "mla_up_proj": ("up_proj", "rope"),
+    "mamba": ("conv", "scan", "gated_norm"),
     "mlp": ("mlp_up", "act", "mlp_down", "shared_up", "shared_down"),
     "moe_act": ("act",),
     "moe": ("router", "dispatch", "moe_up", "act", "moe_down", "combine"),
     "op": ("norm1", "norm2", "norm", "rope", "act", "residual"),
 }
+
+
+SHARED = ("shared_up", "shared_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Chunk:
     first: bool  # has the embedding
     last: bool  # has the head
     passes: Passes
+    dealt: tuple[tuple[int, int], ...] = ()  # numbers of layers, the first of each kind, and how many there are of it
 
 
 NOTHING = Passes(BlockCost(), BlockCost(), BlockCost())
@@ -78,7 +83,7 @@ class Stages:
 def chunks(job: Job, pricer: BlockCostModel) -> Stages:
     """The chunks of every stage. Plans that differ in schedule, sharding or replicas share them."""
     p = job.parallel
-    split = (p.pp, p.virtual, p.layers_as, p.ends_as_layers)
+    split = (p.pipeline_kind.route, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
     return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
 
 
@@ -89,18 +94,17 @@ def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
 
 def assign_layers(job: Job) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
-    p, split, m = job.parallel, job.stage_layers(), job.model
-    kinds = [_kind(m, i) for i in range(m.layers)]
+    p, m = job.parallel, job.model
+    split = p.slot_layers(m.layers, m.predicted)
+    kinds = [m.kind(i) for i in range(m.layers)]
     numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
     found: dict[Kind, int] = {}
-    at = np.zeros((p.pp, p.virtual), np.int64)
-    start = 0
-    for chunk in range(p.virtual):
-        for stage in range(p.pp):
-            end = start + split[stage][chunk]
-            first, last = stage == chunk == 0, stage == p.pp - 1 and chunk == p.virtual - 1
-            at[stage, chunk] = found.setdefault((_counted(numbers[start:end]), first, last), len(found))
-            start = end
+    of_slot, start = np.zeros(len(split), np.int64), 0
+    for slot, count in enumerate(split):
+        kind = _counted(numbers[start : start + count]), slot == 0, slot == len(split) - 1
+        of_slot[slot] = found.setdefault(kind, len(found))
+        start += count
+    at = of_slot[np.array(p.slots)]
     counts = np.array([np.bincount(row, minlength=len(found)) for row in at], np.float64)
     return LayerAssignment(tuple(found), at, counts)
 
@@ -116,26 +120,36 @@ def _chunk(job: Job, pricer: BlockCostModel, layers: tuple[tuple[int, int], ...]
     for number, times in layers:
         total += layer_passes(job, pricer, number) * times
     experts = sum(times for number, times in layers if job.model.has_experts(number))
-    return Chunk(sum(times for _, times in layers), experts, first, last, total + ends(job, pricer, first, last))
-
-
-def _kind(m: Transformer, layer: int) -> tuple[bool, bool]:
-    return m.has_experts(layer), m.has_window(layer)
+    count = sum(times for _, times in layers)
+    return Chunk(count, experts, first, last, total + ends(job, pricer, first, last), layers)
 
 
 def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     """One microbatch through a layer."""
-    key = ("layer", pricer.layers, _kind(job.model, number), job.recompute)
+    key = ("layer", pricer.layers, job.model.kind(number), job.recompute)
     return pricer.known.get(key, lambda: _layer_passes(job, pricer, number))
 
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
-    key = ("blocks", pricer.layers, _kind(job.model, number))
-    again, total = BlockCost(), NOTHING
+    key = ("blocks", pricer.layers, job.model.kind(number))
+    again, total, shared = BlockCost(), NOTHING, NOTHING
     for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
         again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
         total += one
+        if block.name in SHARED:
+            shared += one
+    if job.overlap.shared_experts:
+        ahead, back = (
+            _overlapped(pricer, total.forward, shared.forward),
+            _overlapped(pricer, total.backward, shared.backward),
+        )
+        return Passes(ahead, back, again)
     return Passes(total.forward, total.backward, again)
+
+
+def _overlapped(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
+    """A pass whose exchanges with experts run beside the shared experts, as far as these take as long."""
+    return replace(all_, ep=all_.ep - min(all_.ep, shared.compute) * (1 - pricer.held))
 
 
 def recomputed_share(r: Recompute, name: str, has_gemm: bool) -> float:
@@ -163,7 +177,7 @@ def _ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
         ((_, one),) = pricer.block_costs(embedding_graph(job))
-        total += one
+        total += one + tower_passes(job, pricer)
     if last:
         for _, one in pricer.block_costs(head_graph(job)):
             total += one
