@@ -12,12 +12,12 @@ and joined first, direct kernels, or each group by itself over eight streams (`s
 
 Features: all sizes, how they divide by tiles and powers of two, layout, type of number, waves of some tiles, and what
 each shape of tile and each other law would take, as a share of the whole. Sweeps: 6,700 draws with every parameter by
-itself, 33,300 as nets have them (1-D to 3-D, grouped, dilated, factorised), three ways each.
+itself, 33,300 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, three ways
+each.
 
-Error on held-out draws (H200): 8.3% (geometric mean), nine of ten under 44%; beyond the fitted sizes 15%. With fewer
-trees: groups that are not depthwise 25%, depthwise 5%, others 8.5%. What is left is cuDNN's choice among dozens of
-kernels: told which of 30 kinds of kernel was run, trees of one size are 9.0% off instead of 10.2%, so most of it is
-the choice of tile within a kind.
+Error on held-out draws (H200), before the sweep of groups: 8.3% (geometric mean), nine of ten under 44%; beyond the
+fitted sizes 15%. Depthwise 5%, others without groups 8.5%. Groups that are not depthwise are 24% off however many are
+drawn: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes.
 
 A transposed convolution is a plain one run backwards: its forward is the data gradient of the plain one from its large
 side to its small side, and its data gradient is the plain one's forward. `role` is what the kernel does after that.

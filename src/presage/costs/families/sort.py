@@ -6,7 +6,7 @@ passes of eight bits; topk of short rows by one block a row, else in passes over
 a block add to bins of its own with atomics where they fit, which wait for each other where bins are few, else all add
 to the same ones. What is not zero is counted, picked and written down, a place for each dimension.
 
-Sweep: 300 draws. Held out: geomean 3.5%, p90 31%; largest shapes 4.5%.
+Held out: geomean 4.6%, p90 21%; largest shapes 13%.
 """
 
 from __future__ import annotations
