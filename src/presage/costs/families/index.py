@@ -173,7 +173,7 @@ def path(call: Call, m: IndexedBytes) -> str:
 
 
 def _reduction(call: Call) -> str:
-    """Of a scatter_reduce: sum, mean, amax, ...; amax where it is not told."""
+    """The reduction of a scatter_reduce: sum, mean, amax, ...; amax where it is not told."""
     named = call.inputs[4] if len(call.inputs) > 4 else None
     return named if isinstance(named, str) else "amax"
 

@@ -80,7 +80,7 @@ def counted(call: Call, rates: Rates) -> list[float]:
 
 
 def picked(call: Call, rates: Rates) -> list[float]:
-    """Of nonzero, half of them taken to be so: bytes read and places written, by kernels for a tile and for more."""
+    """Parts of nonzero, half of them taken to be so: bytes read, places written, kernels for a tile and for more."""
     x, slot = call.tensors[0], rates.floor / rates.sms
     n, dims = max(1, x.elements), max(1, len(x.sizes))
     return [rates.floor, rates.floor * (n > ONE_TILE), rates.floor * (dims > 1), n * x.width / rates.bandwidth,
