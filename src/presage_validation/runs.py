@@ -113,11 +113,8 @@ def _name(line: int, row: Mapping[str, str], job: Job) -> str:
 
 def _groups(row: Mapping[str, str], job: Job) -> tuple[str, ...]:
     scale = next((name for most, name in SCALES if job.gpus <= most), "over 2048 GPUs")
-    return (
-        f"GPU {row['gpu']}",
-        scale,
-        "hybrid" if "mamba" in row["mlp_type"] else "MoE" if job.model.experts else "dense",
-    )
+    kind = "hybrid" if job.model.mamba else "MoE" if job.model.experts else "dense"
+    return f"GPU {row['gpu']}", scale, kind
 
 
 # A row of the table of public runs as a Job. What a row does not say is what its framework does by default.
@@ -198,9 +195,9 @@ def known(name: str) -> Transformer | None:
 
 def model_of(row: TableRow) -> Transformer:
     """By the sizes of a row, and by its name; hybrids are what their name says."""
-    like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
     if "mamba" in row["mlp_type"]:
         return transformer_from_fields(preset_fields(row["model"]))
+    like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
     hidden, heads = count(row, "hidden"), count(row, "heads")
     latent = row["kv_heads"].strip().upper() == "MLA"
     if heads > hidden:
