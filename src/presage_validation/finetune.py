@@ -6,6 +6,7 @@ benchmark (Llama 2 70B: the median of a system's block means). Nothing is fitted
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from presage.configs.frameworks import framework
 from presage.configs.job import Job, Recompute
 from presage.configs.models import preset, preset_key
+from presage.configs.transformer import Transformer
 from presage.configs.tuning import FULL, Tuning, tuned_matrices
 from presage.errors import PresageError
 from presage.files.reading import read_json
@@ -59,9 +61,8 @@ def _table_rows(line: int, row: Mapping[str, str]) -> Iterator[Row]:
     if row.get("outcome", "ok") != "ok":
         raise PresageError(f"it did not finish ({row['outcome']})")
     job = finetune_job(row)
-    fused = "fused" if row["fused_kernels"] == "yes" else "eager"
     data = "variable lengths" if row["seq_len"] == "variable" else "packed to full length"
-    group = f"{_method(row)}, {fused}"
+    group = finetune_group(row)
     name = f"line {line}: {row['model']} {group}, {job.gpus} GPUs x {job.micro_batch} x {job.sequence}"
     also = (data, "1 GPU" if job.gpus == 1 else f"FSDP, {data}")
     yield Row("step_time", group, name, job_step(job).seconds, float(row["step_time_s"]), also)
@@ -69,6 +70,11 @@ def _table_rows(line: int, row: Mapping[str, str]) -> Iterator[Row]:
     if peak:
         memory = job_memory(job)
         yield Row("peak_memory", group, name, max(s.allocated for s in memory.stages), peak, also)
+
+
+def finetune_group(row: Mapping[str, str]) -> str:
+    """How a row is tuned, and with what kernels."""
+    return f"{_method(row)}, {'fused' if row['fused_kernels'] == 'yes' else 'eager'}"
 
 
 def _method(row: Mapping[str, str]) -> str:
@@ -89,6 +95,7 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     gpus, precision = count(row, "n_gpus"), "fp16" if row["torch_dtype"] == "float16" else "bf16"
     platform = platform_of_run("A100-80GB", 8, "NVLink")
     software = framework("hf-fused" if fused or row.get("liger_loss") == "yes" else "hf-trainer", platform.gpu)
+    software = replace(software, logit_bytes=_logit_bytes(row, model))
     if method == "LoRA":  # fms-acceleration fuses adapters of quantised weights alone
         software = replace(software, fused_adapters=False)
     whole = method == "full" and bool(row.get("amp")) and gpus > 1  # accelerate makes weights fp32 under autocast
@@ -103,6 +110,17 @@ def finetune_job(row: Mapping[str, str]) -> Job:
     )  # fmt: skip
 
 
+def _logit_bytes(row: Mapping[str, str], model: Transformer) -> float:
+    """Bytes of the loss by logit: in fp32, shifted by a token, and its logarithms; a fused kernel has two of these.
+    From transformers 4.46 on the loss makes the first, and the 16 bits it is made from stay. Liger's loss goes by
+    chunks of as many tokens as make logits as large as hidden states, and has their gradient."""
+    if row.get("liger_loss") == "yes":
+        return 8.0 * model.hidden / model.vocab
+    fused = row["fused_kernels"] == "yes" and "bigcode" not in row["model"]  # whose loss it does not replace
+    version = re.search(r"transformers 4\.(\d+)", row.get("software", ""))
+    return (8.0 if fused else 12.0) + (2.0 if not version or int(version[1]) >= 46 else 0.0)
+
+
 def _tuning(row: Mapping[str, str], method: str, fused: bool) -> Tuning:
     if method == "full":
         return FULL
@@ -110,7 +128,9 @@ def _tuning(row: Mapping[str, str], method: str, fused: bool) -> Tuning:
     base = next((name for name in QUANTISED.values() if name in method), "16bit")
     # PEFT keeps adapters in fp32; with autocast, or in fused kernels, they multiply in 16 bits
     bits = 16 if (fused and base != "16bit") or row.get("amp") else 32
-    return Tuning("lora", round(float(row["lora_r"])), targets, base, bits)
+    # PEFT's own preparation of quantised models; FSDP's mixed precision casts the stream back
+    wide = row.get("framework_config", "") == "baseline-peft-bnb" and count(row, "n_gpus") == 1
+    return Tuning("lora", round(float(row["lora_r"])), targets, base, bits, residual_bits=32 if wide else 16)
 
 
 # ---- MLPerf's LoRA benchmark

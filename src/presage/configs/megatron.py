@@ -11,7 +11,6 @@ from presage.configs.given_arguments import GivenArguments as _Given
 from presage.configs.megatron_layers import check_refused, hybrid_model, recipe
 from presage.configs.models import find_preset
 from presage.configs.script_arguments import Arguments, expert_layers, pipeline_layout, read_script
-from presage.errors import InputError
 
 Table = dict[str, Any]
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
@@ -19,14 +18,8 @@ GPUS = ("nproc_per_node", "gpus_per_node", "devices")
 NODES = ("nnodes", "num_nodes", "nodes")
 SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
+NATIVE_LOSS, PLAIN_LOSS = 10, 6  # bytes a logit: in 16 bits, in fp32, and (native) their exponentials beside
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-
-UNMODELLED = {  # what changes a step and is not modelled: what to use instead
-    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
-    "moe_extended_tp": "use --expert-tensor-parallel-size",
-    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-}
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
@@ -42,9 +35,6 @@ def arguments_sections(
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
     check_refused(a)
-    for name, instead in UNMODELLED.items():
-        if a.flag(name):
-            raise InputError(path, f"is not modelled: {instead}", argument_flag(name))
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {
@@ -306,7 +296,9 @@ def _overlap(a: _Given, parallel: Table) -> Table:
 def _framework(a: _Given) -> Table:
     out: Table = {"name": _software(a)}
     flash = a.flag("use_flash_attn", "use_flash_attn_v2")
-    if a.text("attention_backend") in ("unfused", "local") and not flash:
+    if a.text("transformer_impl") == "local" and out["name"] == "megatron-core":
+        out["attention"] = "fused-softmax"
+    elif a.text("attention_backend") in ("unfused", "local") and not flash:
         out["attention"] = "unfused"
     elif flash and out["name"] != "megatron-core":
         out["attention"] = "flash2"
@@ -321,7 +313,7 @@ def _framework(a: _Given) -> Table:
         out |= {"gradient_bytes": 2, "reduce_bytes": 2}
     if a.flag("fp8_param_gather", "fp8_params"):
         out["gather_bytes"] = 1
-    out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+    out |= _loss(a) | _extras(a, out["name"])
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
         scope = [part for part in a.several("cuda_graph_scope") if part not in ("full", "full_iteration")]
         out |= {"graphs": scope} if scope else {"host": "graph"}
@@ -332,9 +324,30 @@ def _framework(a: _Given) -> Table:
     return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
 
 
+def _loss(a: _Given) -> Table:
+    """Its own fused cross entropy (native) computes in fp32 beside the logits; Transformer Engine's (te) in place."""
+    fused = a.flag("cross_entropy_loss_fusion")
+    native = (a.text("cross_entropy_fusion_impl") or "native") == "native"
+    kept = 2 * (a.whole("wgrad_deferral_limit") or 0) if a.flag("defer_embedding_wgrad_compute") else 0
+    size = NATIVE_LOSS if fused and native else PLAIN_LOSS if kept else 0
+    return {"fused_loss": fused} | ({"logit_bytes": size + kept} if size else {})
+
+
+def _extras(a: _Given, software: str) -> Table:
+    """What of Megatron-Core takes memory alone: gradients in the weights' precision, masks, an expert at a time."""
+    if software != "megatron-core":
+        return {}
+    return {
+        "fused_accumulation": not a.flag("no_gradient_accumulation_fusion"),
+        "attention_masks": not a.flag("no_create_attention_mask_in_dataloader"),
+        "grouped_experts": a.flag("moe_grouped_gemm"),
+    }
+
+
 def _software(a: _Given) -> str:
     if "deepspeed_config" in a or a.flag("deepspeed") or "zero_stage" in a:
         return "megatron-deepspeed"
-    if "DDP_impl" in a or "checkpoint_activations" in a.found or a.text("transformer_impl") == "local":
+    old = a.text("transformer_impl") == "local" and not a.flag("use_mcore_models")
+    if "DDP_impl" in a or "checkpoint_activations" in a.found or old:
         return "megatron-2021"
     return "megatron-core"

@@ -39,6 +39,7 @@ class LoraConfig(msgspec.Struct):
     base: str | None = None  # 16bit; qlora: nf4
     adapter_bits: int = 16
     dropout: bool = False
+    residual_bits: int = 16
 
 
 class TrainingConfig(msgspec.Struct):
@@ -110,6 +111,11 @@ class FrameworkConfig(msgspec.Struct):
     broadcasts: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
+    fused_accumulation: bool | None = None
+    attention_masks: bool | None = None
+    grouped_experts: bool | None = None
+    foreach: bool | None = None
+    logit_bytes: float | None = None
     extra_bytes: float | None = None
     update_bytes: float | None = None
     forward_us: float | None = None

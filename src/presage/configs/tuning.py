@@ -57,6 +57,7 @@ class Tuning:
     base: str = "16bit"  # what frozen weights are kept in: one of BASES
     adapter_bits: int = 16  # 32: PEFT keeps adapters in fp32, and multiplies so where there is no autocast
     dropout: bool = False  # before adapters
+    residual_bits: int = 16  # between layers: PEFT's prepare_model_for_kbit_training makes it 32 (memory only)
 
     @property
     def frozen(self) -> bool:
@@ -153,6 +154,8 @@ def tuning_problems(t: Tuning, m: Transformer) -> list[str]:
     out += [] if 1 <= t.rank <= 65_536 else [f"rank >= 1: it is {t.rank}"]
     if t.adapter_bits not in (16, 32):
         out.append(f"adapter_bits is {t.adapter_bits}: choose 16 or 32")
+    if t.residual_bits not in (16, 32):
+        out.append(f"residual_bits is {t.residual_bits}: choose 16 or 32")
     inside = [x for x in t.targets if x in (*FEED_FORWARD, "fc1")]
     if inside and m.expert_layers == m.feed_layers:
         out.append(f"adapters on experts ({', '.join(inside)}) are not modelled: target attention (q, k, v, o)")
@@ -174,4 +177,4 @@ def tuning_fields(t: Tuning) -> dict[str, object]:
     if not t.frozen:
         return {}
     lora = {"rank": t.rank, "targets": list(t.targets), "base": t.base, "adapter_bits": t.adapter_bits}
-    return {"tune": t.method, "lora": lora | {"dropout": t.dropout}}
+    return {"tune": t.method, "lora": lora | {"dropout": t.dropout, "residual_bits": t.residual_bits}}

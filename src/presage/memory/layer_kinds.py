@@ -41,9 +41,13 @@ def without_frozen(job: Job, k: LayerActivations) -> LayerActivations:
     t, m = job.tuning, job.model
     if not t.frozen:
         return k
-    gone = {part: 0.0 for part, block in INPUTS.items() if not block_adapters(t, m, block)}
-    ranks = sum(len(block_adapters(t, m, block)) for block in ("qkv", "proj", "mlp_up", "mlp_down"))
-    return k._replace(**gone, sorted=0.0, expert_act=0.0)._replace(core=k.core + 2.0 * t.rank * ranks)
+    eager = job.framework.host == "torch" and m.gated
+    left = {"act": k.act / 2} if eager else {}  # of SiLU and its product with the other half, the first
+    gone = {part: left.get(part, 0.0) for part, block in INPUTS.items() if not block_adapters(t, m, block)}
+    found = [a for block in ("qkv", "proj", "mlp_up", "mlp_down") for a in block_adapters(t, m, block)]
+    # PEFT's adapters in fp32 each have an input of their own in fp32
+    beside = 2.0 * t.rank * len(found) + (4.0 * sum(a.inputs for a in found) if t.adapter_bits == 32 else 0.0)
+    return k._replace(**gone, sorted=0.0, expert_act=0.0)._replace(core=k.core + beside)
 
 
 class FrozenBytes(NamedTuple):

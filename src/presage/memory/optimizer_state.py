@@ -37,7 +37,7 @@ def optimizer_state(job: Job) -> OptimizerState:
     p = job.parallel
     weight, gradient, optimizer = _whole(job)
     ranks = max(1, job.sharding)
-    copies = max(1, min(ranks, job.expert_dp))
+    copies = max(1, job.expert_dp * ranks // max(1, job.dp * p.cp))  # of an expert, those that share one copy
     return OptimizerState(
         *_cut(p.zero, weight, gradient, optimizer, ranks), *_cut(p.zero, weight, gradient, optimizer, copies)
     )

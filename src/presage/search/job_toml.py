@@ -19,7 +19,8 @@ MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
     "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward",
-    "extra_bytes", "update_bytes", "forward_us", "backward_us",
+    "fused_accumulation", "attention_masks", "grouped_experts", "foreach", "logit_bytes", "extra_bytes", "update_bytes",
+    "forward_us", "backward_us",
 )  # fmt: skip
 
 
