@@ -14,9 +14,9 @@ from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
 from presage.engine import simulate
 from presage.errors import PresageError
+from presage.parallel.orders import UNIT, Extent, Ints
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import pipeline_program, run_pipeline
-from presage.parallel.orders import UNIT, Extent, Ints
 from presage.parallel.schedules import SCHEDULES, ScheduleKind, by_turn
 from presage.prediction.jobs.job_detail import job_timeline
 from presage.prediction.jobs.job_prediction import predict_job

@@ -17,9 +17,8 @@ QUIET = re.compile(  # of no matter for a step's time: not worth a note
     r"mock_data|loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|profile.*|use_mcore_models|timing_log.*|"
     r"override_opt.*|finetune|manual_gc.*|job_name|partition|account|time|output|error|container_.*|wait|jobid|"
     r"kill_.*|check_for_nan.*|attention_softmax_in_fp32|apply_.*|reset_.*|eod_.*|dataloader_type|ntasks.*|cpus.*|"
-    r"moe_aux_loss_coeff|moe_z_loss_coeff|moe_router_load.*|moe_router_score.*|decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|"
-    r"moe_(grouped_gemm|permute_fusion|router_fusion|router_dtype|router_force.*|router_enable.*|router_bias.*|router_pre.*|"
-    r"router_topk_scaling.*|router_topk_limited.*|per_layer_logging|input_jitter_eps|router_padding.*|apply_probs.*|pad_expert.*)|"
+    r"moe_(aux_loss|z_loss|grouped|permute|router_(?!topk$|num_groups|group_topk)|per_layer|input|apply|pad_expert).*|"
+    r"decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|"
     r"dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
 )
 

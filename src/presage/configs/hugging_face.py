@@ -248,7 +248,10 @@ def _experts(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, A
         config.get("intermediate_size", 0) if llama4 else config.get("moe_intermediate_size") or words.get("ffn", 0)
     )
     shared = int(config.get("n_shared_experts") or 0) * width
-    shared = shared or int(config.get("shared_expert_intermediate_size") or 0) or (width if llama4 else 0)
+    given = config.get("moe_shared_expert_intermediate_size")  # of all shared experts (Nemotron)
+    shared = (
+        int(given or 0) or shared or int(config.get("shared_expert_intermediate_size") or 0) or (width if llama4 else 0)
+    )
     dense, every = _expert_layers(config, int(words["layers"]))
     top = int(_first(config, TOP_K) or 1)
     groups, chosen = config.get("n_group"), config.get("topk_group")

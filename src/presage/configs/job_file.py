@@ -79,6 +79,8 @@ class JobTable(NamedTuple):
         check_keys(path, table, JobConfig, "")
         base, foreign = _foreign(path, table)
         sections = training_defaults(merge_sections(merge_sections(base, table), overrides or {}), path)
+        if "model" not in sections and (why := [note for note in foreign if "not a preset" in note]):
+            raise InputError(path, f"is missing: {why[0]}", "model")
         try:
             job, notes = job_from_sections(sections, path)
             rl, assumed = read_post_training(sections.get("rl"), job, path)
@@ -127,11 +129,10 @@ def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]
     named = [key for key in FOREIGN if key in table]
     if len(named) > 1:
         raise InputError(path, f"give {named[0]} or {named[1]}, not both", named[1])
-    for key, read in FOREIGN.items():
-        if key in table:
-            if not isinstance(table[key], str):
-                raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
-            return read(path.parent / table[key])
+    for key in named:
+        if not isinstance(table[key], str):
+            raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
+        return FOREIGN[key](path.parent / table[key])
     return {}, ()
 
 

@@ -11,7 +11,6 @@ from presage.configs.given_arguments import GivenArguments as _Given
 from presage.configs.megatron_layers import check_refused, hybrid_model, recipe
 from presage.configs.models import find_preset
 from presage.configs.script_arguments import Arguments, expert_layers, pipeline_layout, read_script
-from presage.errors import InputError
 
 Table = dict[str, Any]
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
@@ -21,13 +20,6 @@ SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
 NATIVE_LOSS, PLAIN_LOSS = 10, 6  # bytes a logit: in 16 bits, in fp32, and (native) their exponentials beside
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-
-UNMODELLED = {  # what changes a step and is not modelled: what to use instead
-    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
-    "moe_extended_tp": "use --expert-tensor-parallel-size",
-    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-}
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
@@ -43,9 +35,6 @@ def arguments_sections(
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
     check_refused(a)
-    for name, instead in UNMODELLED.items():
-        if a.flag(name):
-            raise InputError(path, f"is not modelled: {instead}", argument_flag(name))
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {

@@ -19,6 +19,15 @@ REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "retro_encoder_layers": (None, "retrieval encoders are not modelled: describe the decoder alone"),
     "fp8_recipe": (("custom",), "choose delayed, tensorwise, blockwise or mxfp8"),
     "cp_comm_type": (("a2a", "a2a+p2p"), "context parallelism by all-to-all is not modelled: use p2p or all_gather"),
+    "moe_latent_size": (
+        None,
+        "give sizes of a model whose experts work on the whole width",
+    ),
+    "moe_upcycling_granularity": (None, "give --num-experts and --moe-ffn-hidden-size as they are afterwards"),
+}
+REFUSED_FLAGS = {  # those without a value
+    "moe_extended_tp": "use --expert-tensor-parallel-size",
+    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
 }
 
 
@@ -30,6 +39,9 @@ def check_refused(a: GivenArguments) -> None:
         if given is None or (number.isdecimal() and not float(given)) or given.lower() in ("none", "null"):
             continue
         if values is None or given in values:
+            raise InputError(a.path, f"is not modelled: {instead}", argument_flag(name))
+    for name, instead in REFUSED_FLAGS.items():
+        if a.flag(name):
             raise InputError(a.path, f"is not modelled: {instead}", argument_flag(name))
 
 

@@ -13,11 +13,11 @@ from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
 from presage.report.next_sections import next_plans_section
+from presage.report.spread_tables import exceeding_table, spread_table
 from presage.report.terms import (
     LEAST,
     count_text,
     gpu_basis,
-    interval,
     part_name,
     share_of,
     signed,
@@ -29,10 +29,6 @@ from presage.report.terms import (
 from presage.text import amount, percent, seconds, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from presage.noise.sampling import Estimate
-    from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.cost import TrainingCost
     from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 
@@ -260,44 +256,3 @@ def savings_table(p: JobResult) -> DataTable:
 
 def _left(margin: float) -> str:
     return size(margin) if margin >= 0 else f"-{size(-margin)}"
-
-
-# ---- the distribution
-
-
-def spread_table(s: StepDistribution) -> DataTable:
-    """Quantiles of the step time and of the mean step of runs."""
-    title = f"Distribution: {s.count:,} draws; noise: {s.source}"
-    columns = ("", "step", "error", "90% interval", "run-mean step", "error", "90% interval")
-    rows = [
-        ("mean", *_estimate(s.mean)),
-        *((f"p{100 * q:g}", *_estimate(e), *_estimate(s.runs[q])) for q, e in s.steps.items()),
-    ]
-    return _without_empty(data_table(title, columns, rows))
-
-
-def exceeding_table(s: StepDistribution) -> DataTable:
-    """The probability that a step exceeds the median by some factor."""
-    rows = [
-        (
-            f"{seconds(times * s.steps[0.5].value)} ({signed(times - 1)} over p50)", percent(e.value, 2),
-            percent(e.error, 2), _interval_text(e, lambda v: percent(v, 2)),
-        )
-        for times, e in s.longer.items()
-    ]  # fmt: skip
-    return _without_empty(data_table("A step exceeds", ("", "probability", "error", "90% interval"), rows))
-
-
-def _estimate(e: Estimate) -> tuple[str, str, str]:
-    return seconds(e.value), seconds(e.error), _interval_text(e, seconds)
-
-
-def _interval_text(e: Estimate, text: Callable[[float], str]) -> str:
-    return "" if e.low is None or e.high is None else interval(e.low, e.high, text)
-
-
-def _without_empty(table: DataTable) -> DataTable:
-    """The table without columns that hold nothing."""
-    kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] for row in table.rows)]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return data_table(table.title, [table.columns[i] for i in kept], rows)

@@ -98,13 +98,13 @@ def _hidden(
 
 
 def exchange_loss(job: Job, pricer: BlockCostModel) -> float:
-    """Of compute beside an exchange with experts, what is lost to the multiprocessors that it holds."""
+    """The share of compute beside an exchange with experts that is lost to the multiprocessors it holds."""
     sms = dispatcher(job.dispatcher).sms
     return sms / job.platform.gpu.sms if sms else pricer.held
 
 
 def paired_share(job: Job) -> float:
-    """Of a stage's forwards, those that have a backward beside them: all but what is in flight when the first backward
+    """The share of a stage's forwards that have a backward beside them: all but those in flight when the first backward
     begins, in the mean over the stages."""
     p = job.parallel
     extent = Extent(p.pp, job.microbatches, p.virtual, 1)

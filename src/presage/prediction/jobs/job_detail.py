@@ -28,7 +28,7 @@ from presage.prediction.jobs.layer_graph import LayerGraph
 from presage.prediction.jobs.recurrent_blocks import recurrent_note
 from presage.prediction.jobs.stages import assign_layers, recomputed_share
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
-from presage.prediction.jobs.work_pace import WorkPaces
+from presage.prediction.jobs.work_pace import EVEN, PACED
 
 if TYPE_CHECKING:
     from presage.memory import StageMemory
@@ -159,8 +159,8 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
     """Classes of work that change the step, largest effect first."""
     now = job_step(job, efficiency).seconds
     found = []
-    for name in WorkPaces._fields:
-        ends = [job_step(job, efficiency, WorkPaces(**{name: times})).seconds for times in (1 - by, 1 + by)]
+    for name in PACED:
+        ends = [job_step(job, efficiency, EVEN._replace(**{name: times})).seconds for times in (1 - by, 1 + by)]
         found.append(WorkClassSensitivity(name, *ends))
     matter = (s for s in found if max(abs(s.quicker - now), abs(s.slower - now)) > LEAST * now)
     return tuple(sorted(matter, key=lambda s: s.quicker))

@@ -139,12 +139,15 @@ def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
         if block.name in SHARED:
             shared += one
     if job.overlap.shared_experts:
-        ahead, back = _beside(pricer, total.forward, shared.forward), _beside(pricer, total.backward, shared.backward)
+        ahead, back = (
+            _overlapped(pricer, total.forward, shared.forward),
+            _overlapped(pricer, total.backward, shared.backward),
+        )
         return Passes(ahead, back, again)
     return Passes(total.forward, total.backward, again)
 
 
-def _beside(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
+def _overlapped(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
     """A pass whose exchanges with experts run beside the shared experts, as far as these take as long."""
     return replace(all_, ep=all_.ep - min(all_.ep, shared.compute) * (1 - pricer.held))
 
