@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from presage.configs.hugging_face import read_config
-from presage.configs.schema import ExpertConfig, ModelConfig, check_keys, convert_section, given_fields, merge_sections
+from presage.configs.model_schema import ExpertConfig, ModelConfig
+from presage.configs.schema import check_keys, convert_section, given_fields, merge_sections
 from presage.configs.transformer import GATED, LETTERS, Experts, Latent, LinearAttention, Mamba, Transformer
 from presage.configs.vision import VisionTower
 from presage.errors import InputError, PresageError, near
