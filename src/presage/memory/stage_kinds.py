@@ -24,8 +24,8 @@ def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
     out = []
     for layers in _stage_layers(job):
         some = [found.setdefault(job.model.kind(i), _layer_kind(job, i)) for i in layers]
-        sums = [sum(k[n] for k in some) for n in range(3)]
-        out.append(StageKinds(*sums, max((k.working for k in some), default=0.0)))
+        shared, experts, kept = (sum(k[n] for k in some) for n in range(3))
+        out.append(StageKinds(shared, experts, kept, max((k.working for k in some), default=0.0)))
     return tuple(out)
 
 
