@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from presage.configs.transformer import Transformer
@@ -124,6 +125,12 @@ def _narrow(m: Transformer, block: str, tp: int) -> dict[str, Adapter]:
 
 MIXING, FEEDING = ("qkv", "proj", "down_proj", "up_proj"), ("mlp_up", "mlp_down")
 ENTERS = ("qkv", "mlp_up", "up_proj")  # blocks whose outputs are cut over tensor-parallel ranks; others' inputs are
+
+
+@lru_cache(256)
+def mean_adapter_parameters(t: Tuning, m: Transformer, tp: int) -> float:
+    """Trained parameters of a layer on one rank, in the mean over layers."""
+    return sum(adapter_parameters(t, m, i, tp) for i in range(m.layers)) / m.layers
 
 
 def adapter_parameters(t: Tuning, m: Transformer, layer: int, tp: int = 1) -> float:

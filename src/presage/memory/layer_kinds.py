@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from presage.configs.job import Job
-from presage.configs.tuning import BASES, adapter_parameters, block_adapters
+from presage.configs.tuning import BASES, block_adapters, mean_adapter_parameters
 
 if TYPE_CHECKING:
     from presage.memory.activations import LayerActivations
@@ -62,8 +62,7 @@ def frozen_bytes(job: Job, layers: float, inner: float, experts: float, ends: fl
     """Frozen weights of `inner` layer parameters, experts and ends, and adapters of so many layers with gradients and
     Adam's state. PEFT keeps adapters in fp32 (no copy is then needed)."""
     t, p = job.tuning, job.parallel
-    each = sum(adapter_parameters(t, job.model, i, p.tp) for i in range(job.model.layers)) / job.model.layers
-    trained = each * layers
+    trained = mean_adapter_parameters(t, job.model, p.tp) * layers
     cut, cut_experts = (max(1, job.sharding), max(1, job.expert_dp)) if p.zero == 3 else (1, 1)
     base = BASES[t.base]
     frozen = (base * inner + 2.0 * ends) / cut + base * experts / cut_experts

@@ -23,7 +23,11 @@ def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
     found: dict[tuple[object, ...], StageKinds] = {}
     out = []
     for layers in _stage_layers(job):
-        some = [found.setdefault(job.model.kind(i), _layer_kind(job, i)) for i in layers]
+        kinds = [job.model.kind(i) for i in layers]
+        for kind, i in zip(kinds, layers, strict=True):
+            if kind not in found:
+                found[kind] = _layer_kind(job, i)
+        some = [found[kind] for kind in kinds]
         shared, experts, kept = (sum(k[n] for k in some) for n in range(3))
         out.append(StageKinds(shared, experts, kept, max((k.working for k in some), default=0.0)))
     return tuple(out)
