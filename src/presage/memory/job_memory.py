@@ -166,7 +166,7 @@ class _Common:
         self.shares, self.state = parameter_shards(job), optimizer_state(job)
         self.buffers, self.outside = buffers(job, self.shares), outside(job)
         self.kinds = stage_kinds(job) if m.pattern else ()
-        self.tower = tower_activations(job)
+        self.tower, self.host = tower_activations(job), host_share(job)
         self.dense = layer_activations(job, experts=False)
         self.moe = layer_activations(job, experts=True) if m.experts else self.dense
         self.tokens = float(job.rank_tokens)
@@ -232,7 +232,7 @@ class _Common:
         s = self.state
         return FrozenBytes(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
-            host_share(self.job) * (s.optimizer * shared + s.expert_optimizer * experts + adam_of_ends(self.job, ends)),
+            self.host * (s.optimizer * shared + s.expert_optimizer * experts + adam_of_ends(self.job, ends)),
         )  # fmt: skip
 
     def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:

@@ -28,8 +28,8 @@ def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
             if kind not in found:
                 found[kind] = _layer_kind(job, i)
         some = [found[kind] for kind in kinds]
-        sums = [sum(k[n] for k in some) for n in range(3)]
-        out.append(StageKinds(*sums, max((k.working for k in some), default=0.0)))
+        shared, experts, kept = (sum(k[n] for k in some) for n in range(3))
+        out.append(StageKinds(shared, experts, kept, max((k.working for k in some), default=0.0)))
     return tuple(out)
 
 
