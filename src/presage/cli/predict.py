@@ -111,11 +111,15 @@ def command(
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
         result = _with_noise(_result(named, many, folder, chip, host, _runs(draws, noise), steps), noise, draws)
-    if trace is not None:
-        write_timeline(result, trace)
+    _write_trace(result, trace)
     notes = [choice] if gpu is not None and folder is None and (choice := gpu_choice(gpu)) else []
     answer, then = predict_answer(result, report is not None), _next(result, named, folder, chip, host, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
+
+
+def _write_trace(result: StepResult, path: Path | None) -> None:
+    if path is not None:
+        write_timeline(result, path)
 
 
 def _runs(draws: int | None, noise: str | None) -> int:
