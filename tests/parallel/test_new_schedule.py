@@ -14,9 +14,9 @@ from presage.configs.job import Job
 from presage.configs.job_file import read_transformer_job
 from presage.engine import simulate
 from presage.errors import PresageError
+from presage.parallel.orders import UNIT, Extent, Ints
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import pipeline_program, run_pipeline
-from presage.parallel.orders import UNIT, Extent, Ints
 from presage.parallel.schedules import SCHEDULES, ScheduleKind, by_turn
 from presage.prediction.jobs.job_detail import job_timeline
 from presage.prediction.jobs.job_prediction import predict_job
@@ -32,7 +32,9 @@ def eager(stage: Ints, turn: Ints, extent: Extent) -> tuple[Ints, Ints]:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All that a new schedule needs."""
-    monkeypatch.setitem(SCHEDULES, "eager-1f1b", ScheduleKind("eager-1f1b", "more forwards ahead", by_turn(eager), ahead=2))
+    monkeypatch.setitem(
+        SCHEDULES, "eager-1f1b", ScheduleKind("eager-1f1b", "more forwards ahead", by_turn(eager), ahead=2)
+    )
     yield
     Schedule.of.cache_clear()
 
@@ -76,6 +78,9 @@ def test_a_warm_up_that_is_longer_than_declared_is_simulated(monkeypatch: pytest
 
 def test_a_schedule_nobody_registered_is_named(job: Job) -> None:
     wrong = replace(job, parallel=replace(job.parallel, schedule="eager"))
-    assert any("choose from 1f1b, interleaved, gpipe, zero-bubble, zb-v, dualpipev, dualpipe, eager-1f1b" in p for p in problems(wrong))
+    assert any(
+        "choose from 1f1b, interleaved, gpipe, zero-bubble, zb-v, dualpipev, dualpipe, eager-1f1b" in p
+        for p in problems(wrong)
+    )
     with pytest.raises(PresageError, match="no pipeline schedule 'eager'"):
         Schedule.of("eager", 2, 2)

@@ -187,7 +187,8 @@ def _answer(
 
 
 def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
-    from presage.prediction.draws.data_dependence import microbatch_load, read_lengths
+    from presage.configs.lengths import read_lengths
+    from presage.prediction.draws.data_dependence import microbatch_load
 
     return microbatch_load(result.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 

@@ -117,6 +117,7 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 PAIR = re.compile(
     r"(?:^|(?<=[\s'\"]))\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s'\"\\]*)"
 )
+QUOTED_DEFAULT = re.compile(r"(\$\{\w+:?[-=])\"([^\"\n]*)\"\}")
 INSERTED = re.compile(r"\$\{([\w.]+)\}")
 PRODUCT = re.compile(r"\$\{mul:\s*([^,{}]+),\s*([^,{}]+)\}")
 
@@ -126,6 +127,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     text = read_text(path, MOST)
     if path.suffix not in (".json", ".yaml", ".yml"):
+        text = QUOTED_DEFAULT.sub(r"\1\2}", text)
         found = shell(text)
         text = COMMENT.sub("", text).replace("\\\n", " ")
         pairs = {f[1]: _plain(_expanded(f[2].strip("\"'"), found.variables)) for f in PAIR.finditer(text)}

@@ -136,7 +136,7 @@ def _zero_bubble_v(stage: int, extent: Extent) -> list[Block]:
 
 def _dual(stages: int, stage: int, microbatches: int) -> list[Block]:
     """The eight steps of DualPipe: forwards, forwards of both chunks, the first backwards between them, forwards beside
-    backwards, and the same back to the end. A backward is whole (B and W) but where late weight gradients fill waits."""
+    backwards, and the same back to the end. A backward is whole (B and W) but where late W fill waits."""
     take, after, here = _counter(), stages - stage - 1, stage + 1
     late: deque[Operation] = deque()
 
@@ -146,7 +146,7 @@ def _dual(stages: int, stage: int, microbatches: int) -> list[Block]:
             late.append(both[1])
         return both[:1] if split else both
 
-    def beside(ahead: int, back: int) -> Block:
+    def paired(ahead: int, back: int) -> Block:
         return (take(F, ahead), *backward(back))
 
     out: list[Block] = [(take(F, 0),) for _ in range(2 * after)]
@@ -155,10 +155,10 @@ def _dual(stages: int, stage: int, microbatches: int) -> list[Block]:
         out += [backward(1, split=True), (late.popleft(),), (take(F, 1),)]
     for i in range(microbatches - 2 * stages + here):
         apart = i == 0 and not after  # in the middle of the way the first two are not run beside each other
-        out += [(take(F, 0),), backward(1)] if apart else [beside(0, 1)]
-        out.append(beside(1, 0))
+        out += [(take(F, 0),), backward(1)] if apart else [paired(0, 1)]
+        out.append(paired(1, 0))
     for _ in range(after):
-        out += [backward(1), beside(1, 0)]
+        out += [backward(1), paired(1, 0)]
     for i in range(here):
         odd, half = stage % 2 == 1, here // 2
         out.append(backward(1, split=i >= half if odd else i > half))

@@ -321,9 +321,7 @@ def _slots(route: Route, pp: int, virtual: int) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(4096)
-def _assign_layers(
-    layers: int, predicted: int, slots: int, layers_as: tuple[int, ...], ends: bool
-) -> tuple[int, ...]:
+def _assign_layers(layers: int, predicted: int, slots: int, layers_as: tuple[int, ...], ends: bool) -> tuple[int, ...]:
     return layers_as or tuple(_even_layers(layers, predicted, slots, ends))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +76,7 @@ class ScheduleKind:
         """
         stages, microbatches, virtual, _ = extent
         if self.route is not Route.LOOP:
-            return self._back_and_forth(stage, stages, microbatches)
+            return self._back_and_forth(stages, microbatches)
         if stages == 1:
             return virtual
         if self.phased:
@@ -102,7 +101,7 @@ class ScheduleKind:
             return f"microbatches >= {self.least} x pp ({self.name}): {microbatches} is less than {need}"
         return ""
 
-    def _back_and_forth(self, stage: int, stages: int, microbatches: int) -> int:
+    def _back_and_forth(self, stages: int, microbatches: int) -> int:
         """Chunks in flight where microbatches go through the stages and back, or both ways."""
         if self.route is Route.BOTH_WAYS:
             return stages + 1

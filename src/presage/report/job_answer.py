@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from presage.configs.lengths import lengths_text
+from presage.configs.recipes import recipe_text
+from presage.configs.tuning import tuning_text
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
@@ -12,11 +16,11 @@ from presage.report.next_sections import next_plans_section
 from presage.report.spread_tables import exceeding_table, spread_table
 from presage.report.terms import (
     LEAST,
-    MEMORY,
     count_text,
     gpu_basis,
     part_name,
     share_of,
+    signed,
     step_interval,
     step_text,
     step_time,
@@ -115,6 +119,9 @@ def layout_text(p: JobResult) -> str:
         _sharding(p),
         f"{job.microbatches} microbatch{'es' if job.microbatches > 1 else ''} of {job.micro_batch} x {job.sequence:,}",
         job.precision,
+        lengths_text(job.lengths),
+        tuning_text(job.tuning),
+        recipe_text(job.recipe, job.optimizer),
         _recompute(p),
         job.framework.key,
     ]
@@ -221,18 +228,31 @@ def _stage_cells(s: StageSummary) -> tuple[str, ...]:
 
 
 def memory_table(p: JobResult) -> DataTable:
-    """Memory of the fullest stage by kind."""
-    m = p.memory.worst
-    held = [(words, float(getattr(m, name))) for name, words in MEMORY.items() if getattr(m, name)]
+    """Memory of the fullest stage at its worst moment, as the job's software names the parts."""
+    held = list(p.memory_parts.items())
     title = f"Memory per GPU of stage {_fullest(p)}"
-    return share_table(title, ("what", "bytes", "share"), held, ("needed", m.needed), size)
+    worst = p.memory.worst
+    table = share_table(title, ("what", "bytes", "share"), held, ("needed", worst.needed), size)
+    idle = (
+        "besides, at most: blocks that lie idle in the allocator",
+        size(worst.idle),
+        percent(worst.idle / worst.needed),
+    )
+    return replace(table, rows=(*table.rows, idle)) if worst.idle else table
 
 
 def savings_table(p: JobResult) -> DataTable:
-    """Changes that save memory; at the terminal where the job does not fit."""
+    """Changes that save memory: those that make the job fit first, the least slow before; at the terminal without -v
+    where the job does not fit."""
+    costs = list(zip(p.helps, p.help_costs, strict=False))[:SAVINGS_SHOWN]
+    costs.sort(key=lambda pair: (not pair[0].fits, pair[1] if pair[0].fits else -pair[0].saved))
     rows = [
-        (h.change, size(h.saved), size(h.margin) if h.margin >= 0 else f"-{size(-h.margin)}", "yes" if h.fits else "no")
-        for h in p.helps[:SAVINGS_SHOWN]
+        (h.change, h.flags, size(h.saved), _left(h.margin), "yes" if h.fits else "no", signed(cost))
+        for h, cost in costs
     ]
-    columns = ("change", "saves", "then left", "fits")
-    return data_table("What would save memory", columns, rows, where="page" if p.memory.fits else "both")
+    columns = ("change", "flags", "saves", "then left", "fits", "step time")
+    return data_table("What would save memory", columns, rows, text=2, key=not p.memory.fits)
+
+
+def _left(margin: float) -> str:
+    return size(margin) if margin >= 0 else f"-{size(-margin)}"

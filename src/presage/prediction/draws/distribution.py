@@ -21,6 +21,7 @@ from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.noise.sampling import Estimate
 from presage.pool.pool import THREADS_2, Pool
+from presage.prediction.draws.data_dependence import own_load
 from presage.prediction.draws.draw import (
     DrawRequest,
     Draws,
@@ -180,18 +181,25 @@ def predict_distribution(
     unscreened); `load` makes microbatches differ by their work.
     """
     belief, source = belief_of(p.job, p.seconds, noise)
-    if load is not None:
-        others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
-        belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
+    belief = _loaded(belief, load or own_load(p.job, seed))
     return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, pool=pool), source=source)
 
 
 def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK, noise: str | None = None) -> StepDistribution:
     """The step-time distribution with fewer draws and without intervals for the noise's own uncertainty."""
     belief, source = belief_of(p.job, p.seconds, noise)
+    belief = _loaded(belief, own_load(p.job, seed))
     return replace(
         step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source
     )
+
+
+def _loaded(belief: Belief, load: Distribution | None) -> Belief:
+    """Noise with microbatches that differ by their work."""
+    if load is None:
+        return belief
+    others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
+    return replace(belief, noise=replace(belief.noise, load=load), intervals=others)
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
