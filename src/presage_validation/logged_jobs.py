@@ -99,6 +99,6 @@ def model_of_benchmark(name: str) -> Transformer:
 def _sizes(model: Transformer) -> dict[str, str]:
     e = model.experts
     experts = {"moe_experts": e.experts, "moe_topk": e.top_k, "moe_ffn": e.ffn} if e else {}
-    sizes = {"hidden": model.hidden, "layers": model.layers, "heads": model.heads, "ffn": model.ffn}
+    sizes: dict[str, object] = {"hidden": model.hidden, "layers": model.layers, "heads": model.heads, "ffn": model.ffn}
     sizes |= {"vocab": model.vocab, "kv_heads": "MLA" if model.latent else model.kv_heads, **experts}
     return {k: str(v) for k, v in sizes.items()} | {"model": model.name, "mlp_type": model.activation}

@@ -115,12 +115,17 @@ def command(
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
     parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host, post_training=True)
-    if wrong := [q for q in quantile if not 0 < q < 1]:
-        raise PresageError(f"--quantile {wrong[0]:g}: should be between 0 and 1, such as 0.999")
-    drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray), tuple(quantile))
+    drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray), _far_quantiles(quantile))
     verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
     then = [*verb[:1], *same_job(path, gpus, change, gpu, on), *verb[1:]]
     _show(parsed, {"--tokens": tokens, "--flops": flops}, drawn, trace, (json, report, then))
+
+
+def _far_quantiles(given: list[float]) -> tuple[float, ...]:
+    """The quantiles given, which are probabilities."""
+    if wrong := [q for q in given if not 0 < q < 1]:
+        raise PresageError(f"--quantile {wrong[0]:g}: should be between 0 and 1, such as 0.999")
+    return tuple(given)
 
 
 def _one_job(words: list[str], away: dict[str, object]) -> Path:

@@ -25,7 +25,7 @@ from presage.cli.graph import (
     place_words,
     step_name,
 )
-from presage.cli.options import HostName, Json, NoiseFile, PackFolder, Report, Seed, StepDraws, TraceOut, option
+from presage.cli.options import HostName, Json, NoiseFile, PackFolder, Report, StepDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
@@ -77,7 +77,6 @@ def command(
     rank: RankSpecs = [],  # noqa: B006
     draws: StepDraws = None,
     noise: NoiseFile = None,
-    seed: Seed = 0,
     steps: StepsPerRun = 8,
     trace: TraceOut = None,
     report: Report = None,
@@ -97,11 +96,9 @@ def command(
 
     presage predict train.py --gpu a100 --pack learned --host my_host.toml
 
-    presage predict train.py:build --ranks 8 --strategy fsdp --pack learned
+    presage predict train.py:build --ranks 8 --strategy fsdp --pack learned --noise production --draws 10000
 
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
-
-    presage predict train.py:build --ranks 8 --noise production --draws 10000
 
     presage predict step.presage --json - --trace out.json --report out.html
     """
@@ -113,21 +110,31 @@ def command(
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        result = _result(named, many, folder, chip, host, 200 if noise or draws is None else draws, steps)
-        if noise is not None:
-            result = _with_noise(result, noise, draws or 2_000, seed)
-    if trace is not None:
-        write_timeline(result, trace)
+        result = _with_noise(_result(named, many, folder, chip, host, _runs(draws, noise), steps), noise, draws)
+    _write_trace(result, trace)
     notes = [choice] if gpu is not None and folder is None and (choice := gpu_choice(gpu)) else []
     answer, then = predict_answer(result, report is not None), _next(result, named, folder, chip, host, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
 
 
-def _with_noise(result: StepResult, noise: str, draws: int, seed: int) -> StepResult:
+def _write_trace(result: StepResult, path: Path | None) -> None:
+    if path is not None:
+        write_timeline(result, path)
+
+
+def _runs(draws: int | None, noise: str | None) -> int:
+    """Runs behind the interval of the step time; with --noise, --draws is of its steps."""
+    return 200 if noise is not None or draws is None else draws
+
+
+def _with_noise(result: StepResult, noise: str | None, draws: int | None) -> StepResult:
+    """The step with steps drawn under the noise, where one is given."""
     from presage.prediction.step_noise import noisy_step
 
+    if noise is None:
+        return result
     with status("drawing steps"):
-        return replace(result, spread=noisy_step(result, noise, draws, seed))
+        return replace(result, spread=noisy_step(result, noise, draws or 2_000))
 
 
 def _as_only_rank() -> AbstractContextManager[None]:

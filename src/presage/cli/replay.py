@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.options import CpuOnly, Ignore, Json, NoiseFile, Partial, Report, Seed, Traces, option, out_option
+from presage.cli.options import CpuOnly, Ignore, Json, NoiseFile, Partial, Report, Traces, option, out_option
 from presage.cli.output import load_runs, print_note, show_answer, status
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def command(
     listed: Annotated[bool, option("--list", "", "List all edits and what each does.")] = False,
     noise: NoiseFile = None,
     draws: Annotated[int, option("--draws", "N", "Steps to draw with --noise.", min=1, max=1_000_000)] = 200,
-    seed: Seed = 0,
     trace: Trace = None,
     report: Report = None,
     json: Json = None,
@@ -65,11 +64,9 @@ def command(
 
     presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree'
 
-    presage replay rank_*.json.gz --apply cuda_graph,faster=gemm:2
+    presage replay rank_*.json.gz --apply cuda_graph,faster=gemm:2 --noise noise.toml --draws 1000
 
     presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json --report out.html
-
-    presage replay rank_*.json.gz --noise noise.toml --draws 1000
 
     presage replay batch_64.json.gz --kernels-from batch_256.json.gz
     """
@@ -97,22 +94,23 @@ def command(
     with status("replaying"):
         labelled = zip(runs, rank_labels(runs), strict=True)
         result = ReplayFindings([_replayed(run, names, wanted, kernels_from, ignore) for run, names in labelled], edits)
-        if noise is not None:
-            result = _with_noise(result, noise, draws, seed)
-        answer = replay_answer(result, report is not None)
+        answer = replay_answer(_with_noise(result, noise, draws), report is not None)
     if trace is not None:
         _write_trace(result.runs[0], trace)
     show_answer(answer, json, report, {"timeline": trace})
 
 
-def _with_noise(result: ReplayFindings, noise: str, draws: int, seed: int) -> ReplayFindings:
+def _with_noise(result: ReplayFindings, noise: str | None, draws: int) -> ReplayFindings:
+    """The run with steps drawn under the noise, where one is given."""
     from presage.errors import PresageError
     from presage.whatif.replay_noise import noisy_replay
 
+    if noise is None:
+        return result
     if len(result.runs) > 1:
         raise PresageError("--noise takes the traces of one run only")
     shown = result.runs[0].after or result.runs[0].before
-    return replace(result, spread=noisy_replay(shown.replay, noise, draws, seed))
+    return replace(result, spread=noisy_replay(shown.replay, noise, draws))
 
 
 def _write_trace(run: ReplayedRun, path: Path) -> None:

@@ -20,25 +20,25 @@ class EvenGenerator(np.random.Generator):
     """A generator whose draws of one call are spread evenly over their distribution, in random order: few of them give
     steady quantiles, far in the tail too."""
 
-    def random(self, size: Shape = None, *_: Any, **__: Any) -> Any:
+    def random(self, size: Shape = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         """Uniform draws, one in each of as many equal parts."""
         n = int(np.prod(size)) if size is not None else 1
         even = (self.permutation(n) + super().random(n)) / n
         return even.reshape(size) if size is not None else float(even[0])
 
-    def standard_normal(self, size: Shape = None, *_: Any, **__: Any) -> Any:
+    def standard_normal(self, size: Shape = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
         from scipy.special import ndtri
 
         return ndtri(self.random(size))
 
-    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Shape = None) -> Any:
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Shape = None) -> Any:  # type: ignore[override]
         return loc + scale * self.standard_normal(size)
 
-    def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Shape = None) -> Any:
+    def lognormal(self, mean: Any = 0.0, sigma: Any = 1.0, size: Shape = None) -> Any:  # type: ignore[override]
         return np.exp(self.normal(mean, sigma, size))
 
     def multinomial(self, n: Any, pvals: Any, size: Any = None) -> Any:
-        """Of two kinds, counts at even places of the second kind's binomial distribution."""
+        """Counts of two kinds, at even places of the second kind's binomial distribution."""
         if len(pvals) != 2 or not isinstance(n, int) or size is None:
             return super().multinomial(n, pvals, size)
         from scipy.special import bdtr

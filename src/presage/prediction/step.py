@@ -190,8 +190,8 @@ class StepResult(Result):
 
     @property
     def jitter(self) -> float:
-        """Of steps drawn under a noise model; else the host's pace where it loads batches, or what simulated steps
-        vary."""
+        """What steps drawn under a noise model vary; else the host's pace where it loads batches, or what simulated
+        steps vary."""
         if self.spread is not None:
             return self.spread.steps[0.95].value / self.spread.steps[0.5].value - 1
         pace = self.basis.program.host.pace

@@ -62,7 +62,7 @@ def _of_ranks(basis: RankBasis, steps: int) -> TaskClasses:
 
 
 def _member_kinds(m: Member, times: Sequence[Sequence[OpTime]]) -> Ints:
-    """Of a rank's own step; ranks of one step share its times."""
+    """[task]: classes of a rank's tasks; ranks of one step share its times."""
     mine = next((t for t in times if len(t) == len(m.step.graph.ops)), times[0])
     return task_kinds(m.step, mine)
 

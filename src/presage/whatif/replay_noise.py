@@ -60,7 +60,8 @@ def replay_classes(replay: Replay) -> TaskClasses:
     across = len(replay.ranks) > 8
     alike = (1,) * len(replay.ranks)
     group = np.asarray(replay.program.group, np.int64)
-    return TaskClasses(replay.program, replay.durations, kind, rank, alike, step, group, across)
+    seconds = np.asarray(replay.durations, np.float64)
+    return TaskClasses(replay.program, seconds, kind, rank, alike, step, group, across)
 
 
 def _kinds(r: RankTasks) -> Ints:
