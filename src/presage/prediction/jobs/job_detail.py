@@ -160,7 +160,8 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
     now = job_step(job, efficiency).seconds
     found = []
     for name in PACED:
-        ends = [job_step(job, efficiency, EVEN._replace(**{name: times})).seconds for times in (1 - by, 1 + by)]
+        paces = [EVEN._replace(**{name: times}) for times in (1 - by, 1 + by)]  # type: ignore[arg-type]
+        ends = [job_step(job, efficiency, pace).seconds for pace in paces]
         found.append(WorkClassSensitivity(name, *ends))
     matter = (s for s in found if max(abs(s.quicker - now), abs(s.slower - now)) > LEAST * now)
     return tuple(sorted(matter, key=lambda s: s.quicker))
