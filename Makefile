@@ -77,6 +77,7 @@ accuracy: $(READY) ## reproduce every accuracy figure on the measured data and r
 	$(BIN)/python docs/make_whatif.py $(DATA)
 	$(BIN)/python docs/make_ranks.py $(DATA)
 	$(BIN)/python docs/make_runs.py $(DATA)
+	$(BIN)/python docs/make_memory.py $(DATA)
 	$(BIN)/python docs/make_sharding.py $(DATA)
 	$(BIN)/python docs/make_steps.py $(DATA)
 	$(BIN)/python docs/make_placement.py $(DATA)

@@ -17,8 +17,11 @@ from presage.studies import (
     StudySetup,
     compute_study,
     domain_study,
+    hot_rack_study,
+    noise_study,
     power_study,
     scale_study,
+    slow_node_study,
 )
 
 DOCS = Path(__file__).resolve().parent
@@ -37,6 +40,19 @@ def tornado(name: str, path: Path) -> None:
 def studies() -> None:
     dense, experts = (read_transformer_job(JOBS / f"{name}.toml") for name in (DENSE, EXPERTS))
     for found in (scale_study(dense), compute_study(experts), power_study(dense)):
+        plot_study(found, DOCS / f"study_{found.kind}.svg")
+    noise()
+
+
+def noise() -> None:
+    """The plots of docs/tail.md."""
+    dense, own = (read_transformer_job(JOBS / f"{name}.toml") for name in (DENSE, "own_model"))
+    setup = StudySetup(draws=4_000)
+    for found in (
+        noise_study(own, setup=setup),
+        slow_node_study(dense, setup=setup),
+        hot_rack_study(dense, rack=64, uplink=2.0, setup=setup),
+    ):
         plot_study(found, DOCS / f"study_{found.kind}.svg")
 
 

@@ -26,6 +26,7 @@ from presage_fit.pack import Leaf, Pack, read
 
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
+SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
 DISTURBED = 0.2  # spread of the repeats over their median
 REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
 COUNTED = {"aten::bincount": ("values",)}  # what the times of an op depend on besides, in the parameters of its draws
@@ -142,24 +143,16 @@ def _rows(
 
 def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
     """Trees for ln(measured / law)."""
-    target = np.log(rows.seconds / rows.law)
-    extra = {
-        "feature_fraction": 0.8,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "lambda_l2": 0.1,
-        "alpha": family.bound,
-    }
     return fit(
         rows.x,
-        target,
+        np.log(rows.seconds / rows.law),
         rounds=family.rounds,
         leaves=family.leaves,
         rate=family.rate,
         min_leaf=8,
         seed=seed,
         objective="huber",
-        extra=extra,
+        extra=SHARES | {"alpha": family.bound},
     )
 
 

@@ -38,7 +38,8 @@ Group = Annotated[
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Traces, tables or logs (see above).")]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE.toml", help="Write the noise file, or the platform file.")
+    Path | None,
+    typer.Option("--out", metavar="FILE.toml", help="Write the noise file, the platform file, or the failure file."),
 ]
 Logs = Annotated[
     list[Path],
@@ -68,6 +69,10 @@ KernelClass = Annotated[
         help="Per-GPU times: their kernel class (products: GEMM, attention, streams: memory-bound, ...).",
     ),
 ]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", metavar="N", min=1, help="Faults: nodes of the fleet, those without a fault included."),
+]
 Communication = Annotated[
     str | None,
     typer.Option("--communication", metavar="NAME", help="Traces: count all collectives as tp, dp, ep, ..."),
@@ -88,6 +93,7 @@ def command(
     communication: Communication = None,
     column: Columns = [],  # noqa: B006
     group: Group = None,
+    nodes: Nodes = None,
     json: Json = None,
 ) -> None:
     """Fit a noise model to your traces and logs, for --noise of other commands; or collectives, for their --platform.
@@ -100,6 +106,8 @@ def command(
 
     Per-GPU times (CSV with a column for the GPU and one for the time): GPU-to-GPU spread, and the share of slow GPUs.
 
+    Faults of nodes (CSV with node, start_day, end_day, class): rates, repeat offenders and repair times for --failures.
+
     Several files fill different parts. With --gpu and --gpus, the rest is taken from presage's defaults for such a job.
 
     With --collectives: the output of nccl-tests on your cluster becomes a platform file whose curves come first.
@@ -107,10 +115,16 @@ def command(
     presage fit gpus.csv steps.log --gpu h100_sxm --gpus 1024 --out noise.toml
 
     presage fit --collectives all_reduce.log --platform dgx-h100 --out mine.toml
+
+    presage fit faults.csv --nodes 400 --out failures.toml
     """
     if collectives:
         _fit_collectives(files, collectives, platform, out, json)
         return
+    if _are_faults(files):
+        _fit_faults(files, nodes, out, json)
+        return
+    _no_nodes(nodes)
     from presage.noise.files import write_noise
     from presage.noise.model import CLASSES, COMMUNICATION
     from presage_fit.noise import Facts, fit_files
@@ -144,6 +158,40 @@ def _fit_collectives(files: list[Path], logs: list[Path], base: str | None, out:
         page.print(curves_table(found))
         told = f"written: {out}; use it with --platform {out}" if out else "--out FILE.toml writes the platform file"
         page.print(f"\n{told}")
+
+
+def _are_faults(files: Sequence[Path]) -> bool:
+    from presage_fit.fault_log import is_fault_log
+
+    return any(is_fault_log(f) for f in files)
+
+
+def _no_nodes(nodes: int | None) -> None:
+    if nodes is not None:
+        raise PresageError("--nodes goes with a log of faults: a CSV with the columns node, start_day and end_day")
+
+
+def _fit_faults(files: list[Path], nodes: int | None, out: Path | None, json: str | None) -> None:
+    from presage_fit.fault_files import fault_json, fault_summary, fault_table, offender_lines, write_failures
+    from presage_fit.fault_log import read_fault_log
+    from presage_fit.faults import fit_faults
+
+    if len(files) > 1:
+        raise PresageError(f"a log of faults is fitted by itself: leave out {files[1]}, or join the logs")
+    with status(f"fitting {files[0].name}"):
+        found = fit_faults(read_fault_log(files[0], nodes))
+    if out is not None:
+        write_failures(found, out)
+    if not emit(json, lambda: fault_json(found)):
+        return
+    print_answer(fault_summary(found))
+    page = console()
+    for row, reason in found.log.skipped[:3]:
+        page.print(f"skipped {row}: {reason}", style="yellow")
+    page.print()
+    page.print(fault_table(found))
+    use = f"written: {out}; use it with presage run --failures {out}" if out else "--out FILE.toml writes it"
+    page.print(f"\n{offender_lines(found)}\n{use}")
 
 
 def to_json(found: FittedNoise) -> dict[str, Any]:

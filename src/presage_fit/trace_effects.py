@@ -1,10 +1,10 @@
 """Random effects from Kineto traces of all ranks of a run: which GPUs are slow, which steps, and what is left.
 
-Kernels are known by name and by their place among those of that name in a step; only those that every rank runs in
-every step are compared. For each class of work the logarithm of its seconds in a rank and step is taken apart into
-rank, step and rest by sums of squares. With one step the kernels are dealt out into a few parts, which stand for steps:
-then nothing is known of steps. Of a collective the seconds from the last arrival on count, waits do not: it has no
-rank.
+Kernels are known by name and by their place among those of that name in a step; ranks that run the same kernels (those
+of one pipeline stage) are compared, by the kernels that each of them runs in every step. For each class of work the
+logarithm of its seconds in a rank and step is taken apart into rank, step and rest by sums of squares. With one step
+the kernels are dealt out into a few parts, which stand for steps: then nothing is known of steps. Of a collective,
+whatever group of ranks it is of, the seconds from the last arrival on count, waits do not: it has no rank.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from presage.errors import InputError
 from presage.noise.model import CLASSES, COMMUNICATION, Belief, NoiseModel, WorkSpread
+from presage.noise.work_classes import kernel_class, transfer_class
 from presage_fit.random_effects import EffectEstimate, sd_estimate, two_way
 
 if TYPE_CHECKING:
@@ -30,20 +32,9 @@ Floats = NDArray[np.float64]
 Signature = tuple[str, int]
 PARTS = 8  # that kernels are dealt into where there is one step
 FEWEST = 20  # kernels, or collectives, of a class
-NAMES = (
-    ("attention", re.compile(r"flash|fmha|attention|attn|mha_|sdpa", re.IGNORECASE)),
-    ("optimizer", re.compile(r"multi_tensor_apply|adam|adagrad|sgd_|lamb_", re.IGNORECASE)),
-    (
-        "products",
-        re.compile(r"gemm|gemv|cutlass|cublas|xmma|nvjet|Cijk|matmul|triton_mm|conv|wgrad|dgrad", re.IGNORECASE),
-    ),
-)
-KINDS = (
-    ("ep", re.compile(r"all_?to_?all", re.IGNORECASE)),
-    ("sharding", re.compile(r"all_?gather|reduce_?scatter", re.IGNORECASE)),
-    ("dp", re.compile(r"all_?reduce|broadcast", re.IGNORECASE)),
-    ("send", re.compile(r"send|recv", re.IGNORECASE)),
-)
+ALIKE = 0.5  # of the kernels of two ranks: they do the same work
+FORWARD = 4  # collectives of one kind and size before the backward pass: more than a loss or a flag
+BACKWARD = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True)
@@ -64,11 +55,6 @@ class TraceEffects:
         return Belief(NoiseModel(spread), intervals, {f"spread.{k}": self.source for k in self.spread})
 
 
-def class_of(kernel: str) -> str:
-    """The class of work of a kernel that is no collective, by its name."""
-    return next((kind for kind, pattern in NAMES if pattern.search(kernel)), "streams")
-
-
 def fit_traces(run: TraceSet, collectives: str | None = None) -> TraceEffects:
     """From a run of several ranks. `collectives` is the class of all its collectives, where their kind does not say."""
     if len(run) < 2:
@@ -77,15 +63,48 @@ def fit_traces(run: TraceSet, collectives: str | None = None) -> TraceEffects:
         raise InputError(run.traces[0].path, f"{collectives!r} is not a class: choose from {', '.join(COMMUNICATION)}")
     steps = min(max(len(t.steps), 1) for t in run.traces)
     cells = [[_kernels(t, s) for s in range(steps)] for t in run.traces]
-    common = set.intersection(*(set(c) for rank in cells for c in rank))
-    total = sum(sum(c.values()) for rank in cells for c in rank)
-    shared = sum(c[k] for rank in cells for c in rank for k in common)
-    spread = dict(_compute(cells, common)) | dict(_transfers(run, collectives))
+    total, shared, parts = sum(sum(c.values()) for rank in cells for c in rank), 0.0, []
+    for peers in _peers(cells):
+        common = set.intersection(*(set(c) for rank in peers for c in rank))
+        shared += sum(c[k] for rank in peers for c in rank for k in common)
+        parts.append(dict(_compute(peers, common)))
+    spread = _pooled(parts) | dict(_transfers(run, collectives))
     if not spread:
         raise InputError(run.traces[0].path, "ranks have too few kernels in common to compare")
     source = f"traces of {len(run)} ranks, {steps} step{'s' if steps > 1 else ''}"
     order = sorted(spread, key=CLASSES.index)
     return TraceEffects(len(run), steps, {k: spread[k] for k in order}, shared / max(total, 1e-12), source)
+
+
+def _peers(cells: Sequence[Sequence[dict[Signature, float]]]) -> list[list[Sequence[dict[Signature, float]]]]:
+    """Ranks that run the same kernels, such as those of one pipeline stage; a rank like no other is left out."""
+    groups: list[list[Sequence[dict[Signature, float]]]] = []
+    for rank in cells:
+        mine = set(rank[0])
+        like = next((g for g in groups if len(mine & set(g[0][0])) >= ALIKE * len(mine | set(g[0][0]))), None)
+        like.append(rank) if like is not None else groups.append([rank])
+    found = [g for g in groups if len(g) > 1]
+    return found or [list(cells)]
+
+
+def _pooled(parts: Sequence[dict[str, dict[str, EffectEstimate]]]) -> dict[str, dict[str, EffectEstimate]]:
+    """Effects of several groups of ranks together: variances by how many values each is from."""
+    out: dict[str, dict[str, EffectEstimate]] = {}
+    for kind in dict.fromkeys(k for p in parts for k in p):
+        mine = [p[kind] for p in parts if kind in p]
+        out[kind] = {name: _mean_effect([m[name] for m in mine if name in m]) for name in mine[0]}
+    return out
+
+
+def _mean_effect(each: Sequence[EffectEstimate]) -> EffectEstimate:
+    if len(each) == 1:
+        return each[0]
+    weights = [e.n for e in each]
+    value, low, high = (
+        float(np.sqrt(np.average([getattr(e, k) ** 2 for e in each], weights=weights)))
+        for k in ("value", "low", "high")
+    )
+    return EffectEstimate(value, low, high, sum(weights))
 
 
 def _kernels(trace: Trace, step: int) -> dict[Signature, float]:
@@ -116,7 +135,7 @@ def _compute(
 ) -> Iterator[tuple[str, dict[str, EffectEstimate]]]:
     by_class: dict[str, list[Signature]] = defaultdict(list)
     for signature in sorted(common):
-        by_class[class_of(signature[0])].append(signature)
+        by_class[kernel_class(signature[0])].append(signature)
     for kind, found in by_class.items():
         if len(found) >= FEWEST:
             seconds = np.array([[[c[k] for k in found] for c in rank] for rank in cells])
@@ -134,16 +153,20 @@ def _effects(seconds: Floats) -> dict[str, EffectEstimate]:
 
 
 def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str, EffectEstimate]]]:
-    """Collectives by class: how far the same one is from its usual seconds."""
+    """Collectives by class: how far the same one, in the same group of ranks, is from its usual seconds."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    forward = _in_forward(run)
     for meeting in run.meetings:
-        if len(meeting.members) == len(run):
-            rank, event = meeting.members[0]
-            took = min(_seconds(run.traces[r], e) for r, e in meeting.members)
-            meta = run.traces[rank].collectives.get(event)
-            size = f"{meta.in_elements} {meta.out_elements} {meta.dtype}" if meta else run.traces[rank].gpu_name(event)
-            kind = told or next((k for k, pattern in KINDS if pattern.search(meeting.kind)), "dp")
-            found[kind][f"{meeting.kind} {size}"].append(took)
+        rank, event = meeting.members[0]
+        meta = run.traces[rank].collectives.get(event)
+        whole = meta.group_size if meta and meta.group_size > 0 else 2
+        if len(meeting.members) < max(2, min(whole, len(run))):
+            continue  # the ranks that are missing may have come last
+        took = min(_seconds(run.traces[r], e) for r, e in meeting.members)
+        size = f"{meta.in_elements} {meta.out_elements} {meta.dtype}" if meta else run.traces[rank].gpu_name(event)
+        ranks = ",".join(str(r) for r, _ in meeting.members)
+        kind = told or _class_of(meeting.kind, meta.group if meta else "", (meeting.kind, size) in forward)
+        found[kind][f"{meeting.kind} {size} {ranks}"].append(took)
     for kind, groups in found.items():
         logs = [np.log(np.array(g)) for g in groups.values() if len(g) > 1 and min(g) > 0]
         count = sum(map(len, logs))
@@ -154,3 +177,40 @@ def _transfers(run: TraceSet, told: str | None) -> Iterator[tuple[str, dict[str,
 
 def _seconds(trace: Trace, event: int) -> float:
     return float(trace.gpu.end[event] - trace.gpu.start[event]) * 1e-9
+
+
+def _class_of(kind: str, group: str, in_forward: bool) -> str:
+    """By the group's name where that says it. Else an all-reduce or reduce-scatter of the forward pass is tensor
+    parallel: data-parallel ranks meet over gradients, and sharded parameters are only gathered there."""
+    found = transfer_class(kind, group)
+    unnamed = found == transfer_class(kind)
+    return "tp" if unnamed and in_forward and re.search(r"all_?reduce|reduce_?scatter", kind, re.IGNORECASE) else found
+
+
+def _in_forward(run: TraceSet) -> set[tuple[str, str]]:
+    """Kinds and sizes of collectives that are launched before the backward pass of their step, often enough."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for meeting in run.meetings:
+        rank, event = meeting.members[0]
+        trace = run.traces[rank]
+        launch = int(trace.gpu.launch[event])
+        if launch >= 0 and int(trace.host.start[launch]) < _first_backward(trace, int(trace.host.start[launch])):
+            meta = trace.collectives.get(event)
+            size = f"{meta.in_elements} {meta.out_elements} {meta.dtype}" if meta else trace.gpu_name(event)
+            seen[meeting.kind, size] += 1
+    return {key for key, count in seen.items() if count >= FORWARD}
+
+
+def _first_backward(trace: Trace, at: int) -> int:
+    """When the backward pass of the step at a time begins; never where the trace has none."""
+    window = next((s for s in trace.steps if s.start <= at < s.end), None)
+    starts = trace.host.start[list(_backward_events(trace))]
+    inside = starts[(starts >= window.start) & (starts < window.end)] if window else starts
+    return int(inside.min()) if len(inside) else np.iinfo(np.int64).max
+
+
+@cache
+def _backward_events(trace: Trace) -> tuple[int, ...]:
+    """Host events of the backward pass."""
+    named = [i for i, name in enumerate(trace.names) if name.startswith(BACKWARD)]
+    return tuple(np.flatnonzero(np.isin(trace.host.name, named)).tolist())

@@ -1,4 +1,4 @@
-"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's `conv_net` and `conv_grouped`.
+"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's sweeps of nets and groups.
 
     python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped}.jsonl.gz src/presage/data/h200/workspace.npz
 
@@ -24,13 +24,23 @@ import numpy.typing as npt
 from presage.costs.families.conv import Conv, conv
 from presage.costs.kernel_files import write_arrays
 from presage.costs.trees import Trees
-from presage.memory.workspace_trees import COPIED, ROLES, UNIT, WorkspaceTrees, features, sizes
+from presage.memory.workspace_trees import (
+    COPIED,
+    ROLES,
+    UNIT,
+    WorkspaceTrees,
+    features,
+    image_products,
+    may_go_by_image,
+    sizes,
+)
 from presage_fit.boosting import fit
 from presage_fit.kernel_models import from_leaf
 
 CONVERTS = ("ToNhwc", "ToNchw", "convertTensor", "tensorTransform", "AddPadding")  # kernels that copy whole tensors
 SLACK = 4096  # bytes: allocations are rounded, and small tables come with them
 HELD = 0.2
+IMAGES_NEAR = 0.02  # of the bytes of the products for each image, within which they are meant
 SETTINGS: dict[str, Any] = {"rounds": 120, "leaves": 63, "rate": 0.1, "min_leaf": 5}
 Floats = npt.NDArray[np.float64]
 
@@ -84,7 +94,16 @@ def fitted(rows: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
         copied[role] = tuple(_whether(x, taken[:, k], nbytes[:, k]) for k in range(3))
         y = np.log2(1 + np.array([m.extra for m in mine]) / UNIT)
         extra[role] = fit(x, y, objective="regression_l1", **SETTINGS)
-    return WorkspaceTrees(copied, extra)
+    return WorkspaceTrees(copied, extra, by_image(rows))
+
+
+def by_image(rows: Sequence[MeasuredWorkspace]) -> Trees:
+    """Trees for whether a planar pointwise weight gradient is a product for each image; large ones count more."""
+    mine = [m for m in rows if may_go_by_image(m.conv)]
+    x = np.array([features(m.conv) for m in mine], np.float32)
+    products = np.array([image_products(m.conv) for m in mine], float)
+    taken = np.abs(np.array([m.nbytes for m in mine]) / products - 1) < IMAGES_NEAR
+    return fit(x, taken.astype(float), np.sqrt(products), **SETTINGS)
 
 
 def _whether(x: npt.NDArray[np.float32], taken: Floats, nbytes: Floats) -> Trees:
@@ -116,7 +135,10 @@ def main(*paths: str) -> None:
     for role in ROLES:
         for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
             arrays |= one.to_arrays(f"{role}.{name}")
-    write_arrays(target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())})
+    arrays |= trees.by_image.to_arrays("by_image")
+    write_arrays(
+        target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())}
+    )
     print(scored(trees, [m for m in rows if held[m.draw]]))
 
 

@@ -44,8 +44,11 @@ class Claim:
     workers: int = 1  # at least
     needs_rows: bool = False  # it is an error if all that was given had to be left out
     host: bool = False  # the scorer takes a host
+    nodes: bool = False  # the scorer takes the size of a fleet
 
-    def score(self, kind: str, paths: list[Path], tell: Tell, pool: Any, host: str | None = None) -> ClaimResult:
+    def score(
+        self, kind: str, paths: list[Path], tell: Tell, pool: Any, host: str | None = None, nodes: int | None = None
+    ) -> ClaimResult:
         """Run the scorer on the paths."""
         from presage.errors import PresageError
 
@@ -55,10 +58,13 @@ class Claim:
         if host is not None and not self.host:
             takers = ", ".join(name for name, claim in CLAIMS.items() if claim.host)
             raise PresageError(f"accuracy {kind} takes no --host: only {takers} does")
+        if nodes is not None and not self.nodes:
+            raise PresageError(f"accuracy {kind} takes no --nodes: only faults does")
         module, _, function = self.scorer.partition(":")
         score = getattr(import_module(f"presage_validation.{module}"), function)
         given = paths if self.paths else [paths]
         options = ({"pool": pool} if self.pool else {}) | ({"host": host} if host is not None else {})
+        options |= {"nodes": nodes} if self.nodes else {}
         result: ClaimResult = score(*given, tell=tell, **options)
         return result
 
@@ -105,6 +111,13 @@ CLAIMS = {
         workers=2,
     ),
     "runs": Claim("RUNS.csv...", "published training runs, from their configs", "runs:score_runs"),
+    "finetune": Claim(
+        "RUNS.csv LOGS.json.gz...", "LoRA, QLoRA and full fine-tuning, from their configs", "finetune:score_finetune"
+    ),
+    "memory": Claim(
+        "TABLE.csv...", "peak memory of jobs, and which fit", "peak_memory:score_memory", (), "memory_tables",
+        needs_rows=True,
+    ),
     "rl": Claim(
         "STEPS.csv", "published reinforcement-learning steps", "post_training:score_post_training", (1,), pool=False
     ),
@@ -130,6 +143,10 @@ CLAIMS = {
         "temporal_tables", needs_rows=True,
     ),
     "fleet": Claim("GPUS.csv...", "slow tail of a fleet from 50 of its GPUs", "fleet:score_fleets", (), "fleet_tables"),
+    "faults": Claim(
+        "FAULTS.csv [LATER.csv]", "later days of a log of faults from earlier ones", "faults:score_faults", (),
+        "fault_tables", pool=False, nodes=True,
+    ),
 }  # fmt: skip
 
 Kind = Annotated[
@@ -140,12 +157,15 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="ROWS.csv", help="Write every prediction with its measurement.")
 ]
 
+Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, help="faults: nodes of the fleet.")]
+
 
 def command(
     kind: Kind,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="The data: files or folders.")],
     out: Out = None,
     host: HostName = None,
+    nodes: Nodes = None,
     workers: Workers = 1,
     ray: RayAddress = None,
     json: Json = None,
@@ -156,7 +176,7 @@ def command(
         kind = "labels"
     claim = _claim(kind, workers > 1 or ray is not None)
     with _progress() as tell, open_pool(max(workers, 1 if ray else claim.workers), ray, fresh=claim.user_code) as pool:
-        result = claim.score(kind, paths, tell, pool, host)
+        result = claim.score(kind, paths, tell, pool, host, nodes)
     value = result.to_json()
     if claim.needs_rows and not value["n"]:
         _raise_nothing_scored(result.skipped)

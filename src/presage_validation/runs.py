@@ -113,7 +113,7 @@ def _name(line: int, row: Mapping[str, str], job: Job) -> str:
 
 def _groups(row: Mapping[str, str], job: Job) -> tuple[str, ...]:
     scale = next((name for most, name in SCALES if job.gpus <= most), "over 2048 GPUs")
-    return f"GPU {row['gpu']}", scale, "MoE" if job.model.experts else "dense"
+    return f"GPU {row['gpu']}", scale, "hybrid" if _hybrid(row) else "MoE" if job.model.experts else "dense"
 
 
 # A row of the table of public runs as a Job. What a row does not say is what its framework does by default.
@@ -140,7 +140,7 @@ ACTIVATIONS = {"relu2": "relu2", "relu": "relu", "gelu": "gelu", "swiglu": "swig
 
 def job_of_run(row: TableRow) -> Job:
     """The job a row tells of."""
-    if row["complete"].startswith("missing"):
+    if row["complete"].startswith("missing") and not _hybrid(row):
         raise PresageError(f"its configuration is not complete ({row['complete']})")
     platform = platform_of_run(row["gpu"], count(row, "gpus_per_node", 8), row["interconnect"])
     software = framework_of(row, platform.gpu)
@@ -164,6 +164,11 @@ def job_of_run(row: TableRow) -> Job:
     )
     _possible(made)
     return made
+
+
+def _hybrid(row: TableRow) -> bool:
+    """Whether it is a hybrid known by name, whose sizes need not be given; it recomputes nothing, as no row says."""
+    return "mamba" in row["mlp_type"] and known(row["model"]) is not None
 
 
 def _possible(job: Job) -> None:
@@ -193,10 +198,12 @@ def known(name: str) -> Transformer | None:
 
 
 def model_of(row: TableRow) -> Transformer:
-    """By the sizes of a row, and by its name."""
-    if "mamba" in row["mlp_type"]:
-        raise PresageError("state-space layers (Mamba) are not modelled")
+    """By the sizes of a row, and by its name; hybrids are what their name says."""
     like = known(row["model"])  # what a table of sizes does not say: head width, tied weights, shared experts
+    if "mamba" in row["mlp_type"] and like is None:
+        raise PresageError(f"layers of {row['model']} (Mamba) are not known by its name")
+    if like and _hybrid(row):
+        return like
     hidden, heads = count(row, "hidden"), count(row, "heads")
     latent = row["kv_heads"].strip().upper() == "MLA"
     if heads > hidden:
@@ -364,7 +371,7 @@ def _by_sequence(row: TableRow, software: Framework) -> bool:
 def _ends(row: TableRow, slots: int, predicted: int) -> bool:
     """Whether embedding and head are dealt out as layers."""
     said = re.search(r"embeddings? (balanced|and loss count)|count as layers|ASYM", row["notes"])
-    layers = count(row, "layers", most=LAYERS)
+    layers = count(row, "layers", 1 if _hybrid(row) else None, LAYERS)
     return slots > 1 and (bool(said) or (layers % slots != 0 and (layers + 2 + predicted) % slots == 0))
 
 

@@ -23,7 +23,7 @@ from presage.noise.priors import architecture_of, machine_of, step_prior
 from presage.pool.pool import SERIAL, Pool
 from presage_fit.series import SeriesFit, SeriesPrior, fit, learn
 from presage_fit.series.drift import kinds_of, lead_of
-from presage_fit.series.model import believed_steps
+from presage_fit.series.model import believed_records
 from presage_fit.step_logs import Logs, StepLog, read_logs
 from presage_validation.score import Skipped, in_turn
 from presage_validation.temporal import EVEN, Forecast, best_family, forecast
@@ -166,7 +166,7 @@ def score_logs(
         found = pool.map(_left_out, outs)
         rows += [next(found) for _ in in_turn(outs, tell, lambda out: out.runs[0].group)]
     tell("zero data")
-    return StepsResult(name_of_all, tuple(rows), tuple(skipped), score_zero_data(logs, seed))
+    return StepsResult(name_of_all, tuple(rows), tuple(skipped), score_zero_data(logs, seed, pool))
 
 
 class _Out(NamedTuple):
@@ -249,7 +249,8 @@ def _whole(drawn: Floats, total: float) -> TotalError:
 
 WITHIN = 0.015
 GROUPS = 300  # drawn systems behind each prediction
-MOST = 400  # records drawn of a run
+MOST, MOST_STEPS = 400, 12_000  # records drawn of a run, and steps in those of all runs,
+LEAST = 50  # where they are more than so many records
 
 
 @dataclass(frozen=True)
@@ -287,10 +288,10 @@ class ZeroData:
         return [asdict(r) | {"hit": r.hit} for r in self.rows]
 
 
-def score_zero_data(logs: Logs, seed: int = 0) -> ZeroData:
+def score_zero_data(logs: Logs, seed: int = 0, pool: Pool = SERIAL) -> ZeroData:
     """Groups whose nodes and GPUs are known; not those of means between evaluations, of which too few are in a run."""
     groups = [g for g in logs.groups().values() if not g[0].blocks and _known(g[0]) and len({x.kind for x in g}) == 1]
-    return ZeroData(tuple(_row(g, np.random.default_rng([seed, i])) for i, g in enumerate(groups)))
+    return ZeroData(tuple(pool.map(_row, [(g, (seed, i)) for i, g in enumerate(groups)])))
 
 
 def _known(log: StepLog) -> bool:
@@ -298,7 +299,8 @@ def _known(log: StepLog) -> bool:
     return isinstance(nodes, int | float) and nodes > 0 and bool(log.meta.get("accelerator"))
 
 
-def _row(runs: Sequence[StepLog], rng: np.random.Generator) -> ZeroRow:
+def _row(case: tuple[Sequence[StepLog], tuple[int, int]]) -> ZeroRow:
+    runs, rng = case[0], np.random.default_rng(case[1])
     meta, stride = runs[0].meta, runs[0].stride
     cut = CUT if runs[0].single else 1  # a mean of many steps holds the first ones in its first record
     pool = np.concatenate([x.seconds[min(cut, len(x.seconds) - 1) :] for x in runs])
@@ -306,9 +308,9 @@ def _row(runs: Sequence[StepLog], rng: np.random.Generator) -> ZeroRow:
     architecture = architecture_of(str(meta["accelerator"]))
     machine = machine_of(str(meta.get("submitter")), str(meta.get("system")))
     belief = step_prior(architecture, nodes, seconds, [machine])
-    records = max(1, min(MOST, max(len(x.seconds) for x in runs) - cut))
-    drawn = believed_steps(belief, seconds, nodes, records * stride, rng, GROUPS, len(runs))
-    drawn = drawn.reshape(GROUPS, len(runs), records, stride).mean(axis=3)
+    longest = max(len(x.seconds) for x in runs) - cut
+    records = max(1, min(MOST, longest, max(LEAST, MOST_STEPS // (stride * len(runs)))))
+    drawn = believed_records(belief, seconds, nodes, (GROUPS, len(runs), records), rng, stride)
     drawn = (drawn + _scheduled(runs, belief, seconds, cut, records, rng)).reshape(GROUPS, -1)
     above = np.quantile(drawn, 0.95, axis=1) / np.median(drawn, axis=1) - 1
     low, middle, high = (float(q) for q in np.quantile(above, [0.05, 0.5, 0.95]))

@@ -10,14 +10,16 @@ from rich.table import Table
 from presage.report.terminal import plain_table
 from presage.text import percent, seconds, shorten
 from presage_fit.ops.sizes import sizes_of
-from presage_validation.score import AccuracyResult
+from presage_validation.score import AccuracyResult, Row
 from presage_validation.steps import summary
 from presage_validation.whatif import rates
 
 if TYPE_CHECKING:
     from presage_validation.capture import CaptureResult
     from presage_validation.composed import ComposedResult, TailRatio
+    from presage_validation.faults import FaultResult
     from presage_validation.fleet import FleetResult
+    from presage_validation.peak_memory import MemoryResult
     from presage_validation.sharding import ShardingScores
     from presage_validation.steps import StepsResult
     from presage_validation.stragglers import StragglersResult
@@ -58,6 +60,21 @@ def accuracy_tables(result: AccuracyResult) -> Shown:
     }
     table = tabulate(f"Accuracy: {result.kind}", columns, rows, lambda r: "bold" if r[1] == "all" else "", left=2)
     return [table, *(f"{name}: {pct(value, 0)}" for name, value in result.rates.items()), *(result.notes or ())]
+
+
+def memory_tables(result: MemoryResult) -> Shown:
+    """Errors of peaks, what fits at the margin that presage states, and each half with the margin of the other."""
+    from presage.memory import SAFETY
+    from presage_validation.peak_memory import confusion
+
+    columns: Cells[Any] = {
+        "runs": lambda r: r[0], "margin": lambda r: pct(r[1], 0), "fit, and ran": lambda r: str(r[2].true_fits),
+        "fit, but ran out": lambda r: str(r[2].false_fits), "do not, and ran out": lambda r: str(r[2].true_oom),
+        "do not, but ran": lambda r: str(r[2].false_oom),
+    }  # fmt: skip
+    rows = [("all", SAFETY, confusion(result.verdicts, SAFETY))]
+    rows += [(f"half {i + 1}, margin of the other", m, c) for i, (m, c) in enumerate(result.halves)]
+    return [*accuracy_tables(result), tabulate("Called to fit", columns, rows)]
 
 
 def label_tables(result: AccuracyResult) -> Shown:
@@ -122,6 +139,28 @@ def fleet_tables(result: FleetResult) -> Shown:
     }
     style = lambda r: "bold" if r[0] is None else ""  # noqa: E731
     return [tabulate("Slow end of fleets, from 50 GPUs", columns, rows, style)]
+
+
+def fault_tables(result: FaultResult) -> Shown:
+    """Every prediction of later days with its 90% interval, and the baselines of the share lost."""
+    low_high = lambda r: "{:.3g} to {:.3g}".format(*result.intervals[r.metric, r.group])  # noqa: E731
+    columns: Cells[Row] = {
+        "fitted -> predicted": lambda r: r.group,
+        "metric": lambda r: r.metric,
+        "predicted": lambda r: f"{r.predicted:.3g}",
+        "5% to 95%": low_high,
+        "measured": lambda r: f"{r.measured:.3g}",
+        "error": lambda r: f"{100 * r.error:+.0f}%",
+    }
+    others: Cells[tuple[str, Row]] = {
+        "baseline": lambda r: r[0].replace("_", " "),
+        "fitted -> predicted": lambda r: r[1].group,
+        "share_lost": lambda r: f"{r[1].predicted:.3g}",
+        "measured": lambda r: f"{r[1].measured:.3g}",
+        "error": lambda r: f"{100 * r[1].error:+.0f}%",
+    }
+    rows = [(name, r) for name, b in result.baselines.items() for r in b.rows]
+    return [tabulate("Later days of a log of faults", columns, result.rows), tabulate("Baselines", others, rows)]
 
 
 # ---- speed-ups

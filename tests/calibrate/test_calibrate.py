@@ -23,6 +23,9 @@ SEEDS |= {
     "various": [(11, 5500), (12, 5800), (13, 5700)],
     "layers": [(11, 7500), (12, 7600), (13, 7700)],
     "recurrent": [(11, 900)],
+    "conv_grouped": [(s, {204: 1100, 205: 900}.get(s, 1000)) for s in range(201, 211)],
+    "thin": [(301, 700), *((s, 1100) for s in (303, 304, 305, 306, 308, 309, 310))],
+    "recurrent_more": [(s, 600) for s in (303, 304, 305, 306, 308, 309, 310)],
 }
 AGAIN = {"conv": 2700, "copy": 3600, "index": 1800, "optimizer": 700, "pool": 700, "reduce": 3500, "rnn": 175}
 AGAIN |= {"sort": 300}  # of another seed, later

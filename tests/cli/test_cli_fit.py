@@ -16,9 +16,10 @@ from presage.noise.distribution import LogNormal
 from presage.noise.files import format_noise, read_noise
 from presage.noise.model import COMPUTE, NetworkRegimes
 from presage.noise.priors import CONDITIONS, describe_conditions, prior
+from presage.noise.work_classes import kernel_class
 from presage.traces.trace_set import files_of, read_run
 from presage_fit.noise import Facts, fit_files, kind_of
-from presage_fit.trace_effects import class_of, fit_traces, two_way
+from presage_fit.trace_effects import fit_traces, two_way
 
 run = CliRunner()
 
@@ -95,11 +96,11 @@ def test_rank_step_and_rest_are_told_apart() -> None:
 
 
 def test_kernels_have_classes() -> None:
-    assert class_of("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn") == "products"
-    assert class_of("nvjet_hsh_192x192_64x4_1x2_h_bz_coopB_TNT") == "products"
-    assert class_of("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>") == "attention"
-    assert class_of("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...>") == "optimizer"
-    assert class_of("void at::native::vectorized_elementwise_kernel<4, ...>") == "streams"
+    assert kernel_class("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn") == "products"
+    assert kernel_class("nvjet_hsh_192x192_64x4_1x2_h_bz_coopB_TNT") == "products"
+    assert kernel_class("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>") == "attention"
+    assert kernel_class("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...>") == "optimizer"
+    assert kernel_class("void at::native::vectorized_elementwise_kernel<4, ...>") == "streams"
 
 
 def test_traces_of_all_ranks_give_spreads(shared: Path) -> None:

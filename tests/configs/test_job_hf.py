@@ -42,7 +42,7 @@ def test_windows_are_in_the_layers_that_have_them() -> None:
     assert (model("gpt_oss").window, model("gpt_oss").window_every) == (128, 2)
     assert model("qwen2").window == 0 and model("llama").window == 0
     words, notes = config_words(CONFIGS["gemma3_text"]["config"])
-    assert words["window"] == 1024 and notes == ("52 of 62 layers have a window of 1024: here all have",)
+    assert words["window"] == 1024 and words["pattern"] == ("wwwwwa" * 11)[:62] and notes == ()
 
 
 def test_experts_are_in_the_layers_that_have_them() -> None:
@@ -63,17 +63,25 @@ def test_the_text_part_of_a_model_that_sees_is_taken() -> None:
     assert config_words(other).notes == ()
 
 
-def test_an_unknown_family_is_read_as_llama_with_a_note() -> None:
-    words, notes = config_words(CONFIGS["llama"]["config"] | {"model_type": "newcomer"})
+def test_an_unknown_family_is_refused_by_its_name() -> None:
+    with pytest.raises(PresageError, match="model_type 'newcomer' is not known: give its sizes"):
+        config_words(CONFIGS["llama"]["config"] | {"model_type": "newcomer"})
+    with pytest.raises(PresageError, match="model_type 'qwen3_nxt' is not known: did you mean qwen3_next"):
+        config_words(CONFIGS["llama"]["config"] | {"model_type": "qwen3_nxt"})
+
+
+def test_a_config_without_a_family_is_read_as_llama_with_a_note() -> None:
+    words, notes = config_words({k: v for k, v in CONFIGS["llama"]["config"].items() if k != "model_type"})
     assert transformer_from_fields(words).parameters == CONFIGS["llama"]["parameters"]
-    assert notes == ("model_type 'newcomer' is not known: read as one like Llama",)
+    assert notes == ("it has no model_type: read as one like Llama",)
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "encoder with a decoder"),
-        ({"model_type": "jamba", "mamba_d_state": 16}, "layers other than attention"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "Mamba-1 scans are not modelled: use a Mamba-2 model"),
+        ({"model_type": "llama", "layer_types": ["mamba"]}, "layers other than attention"),
         ({"model_type": "llama", "hidden_size": 8}, "has no num_hidden_layers"),
     ],
 )

@@ -152,6 +152,18 @@ def test_a_script_of_verl(tmp_path: Path) -> None:
     assert not any("not read" in note for note in parsed.notes)
 
 
+def test_a_model_that_is_not_known_is_named(tmp_path: Path) -> None:
+    script = VERL.replace("model.path=Qwen/Qwen3-8B", "model.path=$MODEL")
+    (tmp_path / "run.sh").write_text('MODEL=${MODEL:-"${HOME}/models/Qwen3-14B"}\n' + script)
+    (tmp_path / "job.toml").write_text('verl = "run.sh"\n[cluster]\nplatform = "dgx-h100"\n')
+    assert JobTable.read(tmp_path / "job.toml").parse().job.model.name == "qwen3-14b"
+    (tmp_path / "run.sh").write_text("MODEL=acme/secret-9b\n" + script)
+    with pytest.raises(InputError, match=r"acme/secret-9b is not a preset: give \[model\]"):
+        JobTable.read(tmp_path / "job.toml").parse()
+    own = {"model": {"preset": "qwen3-8b"}}
+    assert JobTable(tmp_path / "job.toml", JobTable.read(tmp_path / "job.toml").table | own).parse().rl is not None
+
+
 def test_yaml_of_verl_with_megatron_and_an_engine_apart(tmp_path: Path) -> None:
     (tmp_path / "v.yaml").write_text(
         "actor_rollout_ref:\n  hybrid_engine: false\n  actor:\n    strategy: megatron\n"

@@ -67,3 +67,16 @@ def test_float32_corrections_count_by_half_on_chips_that_were_not_fitted() -> No
         law = gemm.law(call, rates)
         out = found.corrected(np.zeros(1), [call], [law], rates, float(card.compute_capability))
         assert out[0] == pytest.approx(share * np.log(4 / 3)), name
+
+
+def test_no_kernel_is_shorter_than_traces_of_its_architecture_show() -> None:
+    """Short kernels take as long as fills of one block do in traces of V100s; long ones, and an H100's, are as they
+    were."""
+    models = load("v100_32gb")
+    assert models.shortest == 2e-6
+    short, long = (Call("aten::relu", (rows(n, 64),)) for n in (8, 1 << 20))
+    times = call_times(models, [short, long])
+    assert 2e-6 < times[0].warm < 3e-6
+    assert times[1].warm > 100 * models.shortest
+    hopper = load("h100_sxm")
+    assert hopper.shortest == 0.0 and call_times(hopper, [short])[0].warm < 2e-6

@@ -206,3 +206,12 @@ def test_error_on_held_out_draws(
     error = np.abs(found.law * np.exp(trees.predict(found.x)) / found.seconds - 1)
     assert np.exp(np.log(np.maximum(error, 1e-3)).mean()) < typical
     assert np.quantile(error, 0.9) < most
+
+
+def test_permuted_1d_inputs_are_made_contiguous_first() -> None:
+    """PyTorch copies them, so that cuDNN never gets channels last: x.transpose(1, 2) before a Conv1d is planar."""
+    y, w = shape(4, 768, 249), shape(768, 48, 128)
+    permuted = Shape((4, 768, 249), (768 * 249, 1, 768), "bfloat16")
+    calls = [backward(y, x, w, (True, False, False), padding=64, groups=16) for x in (permuted, shape(4, 768, 249))]
+    assert conv(calls[0]) == conv(calls[1])
+    assert not conv(calls[0]).channels_last

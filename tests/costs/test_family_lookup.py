@@ -168,3 +168,26 @@ def test_held_out_shapes(
 
 def geomean(errors: fit.Array) -> float:
     return float(np.exp(np.log(np.maximum(errors, 4e-4)).mean()))
+
+
+def scattered(reduction: str, most: float) -> Call:
+    inputs = (shape(1000, 64), 0, index(8000, 64), shape(8000, 64), reduction, True)
+    return Call("aten::scatter_reduce_", inputs, facts={"distinct": 990.0, "most": most})
+
+
+def test_scatters_that_compare_wait_for_records_and_others_add() -> None:
+    law = FAMILIES["index"].law
+    few, many = (law(scattered("amax", most), RATES).seconds for most in (10.0, 4000.0))
+    added = law(scattered("mean", 10.0), RATES).seconds
+    plain = law(
+        Call("aten::scatter_add_", scattered("sum", 10.0).inputs[:4], facts={"distinct": 990.0, "most": 10.0}), RATES
+    )
+    assert few < many < 100 * few
+    assert added == plain.seconds != few
+
+
+def test_counting_into_few_bins_takes_longer() -> None:
+    law = FAMILIES["sort"].law
+    times = [law(Call("aten::histc", (shape(1 << 20), bins, 0, 0)), RATES).seconds for bins in (2, 64, 4096)]
+    assert times[0] > times[1] >= 0.5 * times[2]
+    assert law(Call("aten::nonzero", (shape(1 << 20, dtype="bool"),)), RATES).seconds < 1e-4

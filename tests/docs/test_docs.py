@@ -73,6 +73,8 @@ NOT_RUN = {
     "presage place JOB.toml --speeds gpus.csv [--hot 1.3] [--out placement.csv]": OTHER,
     "presage plan JOB.toml --gpus N": OTHER,
     "presage run JOB.toml --tokens 15T --deadline 60d": OTHER,
+    "presage fit faults.csv --nodes 400 --out failures.toml": "test_faults.py does it",
+    "presage run job.toml --steps 500000 --failures failures.toml --policy compare": OTHER,
     "presage replay rank_*.json.gz --scale 'kernel=gemm:0.5' --remove 'call=cudaMalloc|cudaFree' "
     "--drop-rank-delay 2": OTHER,
     "presage accuracy ranks workloads/public.py ../shared/runs/public_runs.csv": "test_accuracy_ranks.py does it",
@@ -103,7 +105,15 @@ SLOW = {
     "presage place examples/jobs/llama3.1-405b.toml --speeds random:0.02:0.002:1.15 --hot 1.3 -v",
     "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5",
     "presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5 -v",
+    "presage run examples/jobs/llama3.1-405b.toml --steps 50000 --failures stepfun --policy compare --draws 300 "
+    "--no-model-error",
+    "presage sensitivity fsdp.toml --draws 2000 -v",
+    "presage sensitivity fsdp.toml --noise collectives.toml --draws 2000 -v",
+    "presage study noise examples/jobs/own_model.toml --draws 4000",
+    "presage study slow-node examples/jobs/llama3.1-405b.toml --draws 2000",
+    "presage study hot-rack examples/jobs/llama3.1-405b.toml --rack 64 --uplink 2 --draws 2000",
     "presage shard demo --ranks 4 -v",
+    "presage shard demo --ranks 4",
     "presage whatif examples/gpt.py:build --arg batch=1 --arg layers=4 --suggest",
 }
 # What a page's Python takes for granted.

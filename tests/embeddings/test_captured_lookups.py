@@ -261,7 +261,7 @@ def test_tables_in_host_memory_are_refused(tmp_path: Path) -> None:
 
     cached = KERNEL.replace("[kind]", "[kind], compute_kernels=['fused_uvm_caching']")
     source = _written(tmp_path / "cached.py", TORCHREC.replace(KERNEL, cached))
-    with pytest.raises(PresageError, match="tables in host memory .* are not captured: use the kernel 'fused'"):
+    with pytest.raises(PresageError, match=r"tables in host memory .* are not captured: use the kernel 'fused'"):
         rank_set_of(source, 2, None, "dgx-h200", {})
 
 
@@ -276,7 +276,7 @@ def test_sequence_embeddings_are_refused(tmp_path: Path) -> None:
     code = code.replace(
         model, "    model = Net()\n    model.rows = EmbeddingCollection(tables=tables, device=torch.device('meta'))\n"
     ).replace("model.model.sparse_arch", "model.rows")
-    with pytest.raises(PresageError, match="sequence embeddings .* are not modelled"):
+    with pytest.raises(PresageError, match=r"sequence embeddings .* are not modelled"):
         rank_set_of(_written(tmp_path / "sequence.py", code), 2, None, "dgx-h200", {})
 
 

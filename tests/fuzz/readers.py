@@ -234,7 +234,7 @@ READERS = (
     alone("host model", of("presage.costs.host_model:read"), "host.toml", "toml", *shipped("data/h200/host.toml")),
     alone(
         "document lengths",
-        of("presage.prediction.draws.data_dependence:read_lengths"),
+        of("presage.configs.lengths:read_lengths"),
         "lengths.csv",
         "csv",
         seeds.LENGTHS,

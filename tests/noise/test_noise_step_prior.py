@@ -6,7 +6,7 @@ import pytest
 from presage.errors import PresageError
 from presage.noise.model import Belief
 from presage.noise.priors import architecture_of, known_systems, machine_of, prior, step_prior
-from presage_fit.series.model import believed_steps, steps_of
+from presage_fit.series.model import believed_records, steps_of
 
 
 def test_no_data_prior() -> None:
@@ -19,7 +19,7 @@ def test_no_data_prior() -> None:
     assert step_prior("Blackwell", 64, 5.0).noise.common.drift > short.noise.common.drift
     without = step_prior("Hopper", 64, 5.0, ["NVIDIA/eos"])
     assert without.noise.numbers() != short.noise.numbers()
-    assert believed_steps(short, 5.0, 64, 30, rng, 4, 3).shape == (4, 3, 30)
+    assert believed_records(short, 5.0, 64, (4, 3, 30), rng).shape == (4, 3, 30)
     with pytest.raises(PresageError, match="known system"):
         step_prior("Hopper", 64, 5.0, systems=[])
 
@@ -45,7 +45,7 @@ def test_stalls_take_the_share_of_time_they_were_seen_to_take() -> None:
 
 def test_what_is_believed_of_a_large_job_is_sane() -> None:
     """16,384 GPUs, steps of 5 s: the 95% quantile is some percent above the median in nine systems of ten."""
-    drawn = believed_steps(step_prior("Hopper", 2048, 5.0), 5.0, 2048, 300, np.random.default_rng(0), 200, 1)[:, 0]
+    drawn = believed_records(step_prior("Hopper", 2048, 5.0), 5.0, 2048, (200, 1, 300), np.random.default_rng(0))[:, 0]
     above = np.quantile(drawn, 0.95, axis=1) / np.median(drawn, axis=1) - 1
     assert np.quantile(above, 0.95) < 0.08 and np.median(above) < 0.02
     spread = np.mean(drawn, axis=1) / np.median(drawn, axis=1) - 1

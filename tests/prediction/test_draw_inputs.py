@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from presage.configs.lengths import read_lengths
 from presage.errors import InputError, PresageError
-from presage.prediction.draws.data_dependence import experts_load, lengths_load, microbatch_load, read_lengths
+from presage.prediction.draws.data_dependence import experts_load, lengths_load, microbatch_load
 from presage.prediction.jobs.job_prediction import predict_job
 from presage.prediction.jobs.job_step import job_step
 

@@ -1,5 +1,7 @@
 """Draws of a job's step: no noise gives the prediction, folding gives what brute force gives, scale costs more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,13 +21,16 @@ from presage.noise.model import (
 )
 from presage.noise.sampling import estimate
 from presage.prediction.draws import (
+    DrawRequest,
     StepModel,
     draw,
+    draw_all,
     scale_class,
     step_distribution,
     step_model,
     without_fitted_stragglers,
 )
+from presage.prediction.draws.noise_sets import SETS, even_noises
 from presage.prediction.draws.replica_pools import Gpus, Replica, common_shift, drawn_gpus, ratios
 from presage.prediction.jobs.job_prediction import predict_job
 
@@ -221,3 +226,59 @@ def test_65536_gpus_take_bounded_memory() -> None:
     draw(shape, GPUS, 0, 10_000)
     assert tracemalloc.get_traced_memory()[1] < 500e6
     tracemalloc.stop()
+
+
+# ---- intervals, far quantiles, records of several steps
+
+
+def test_ends_of_intervals_repeat_over_seeds(small: StepModel) -> None:
+    """A heavy tail that few noise models have must not move the end of the interval with the seed."""
+    stalls = Stalls(0.6, LogNormal(2.0, 0.5))
+    noise = NoiseModel(common=CommonNoise(sd=0.003), stalls=stalls)
+    belief = Belief(noise, {"stalls.per_node_hour": CredibleInterval(0.05, 8.0)})
+    found = [step_distribution(small, belief, seed, 2_000).quantile(0.95) for seed in range(4)]
+    ends = np.array([e.high for e in found])
+    assert np.ptp(ends) / ends.mean() < 0.02
+    assert all(e.end_errors is not None and e.end_errors[1] < 0.02 * ends.mean() for e in found)
+
+
+def test_even_noises_fill_their_intervals() -> None:
+    belief = Belief(NoiseModel(common=CommonNoise(sd=0.01)), {"common.sd": CredibleInterval(0.005, 0.02)})
+    values = np.sort([n.common.sd for n in even_noises(belief, np.random.default_rng(0))])
+    assert len(values) == SETS
+    assert np.quantile(values, [0.05, 0.5, 0.95]) == pytest.approx([0.005, 0.01, 0.02], rel=0.03)
+
+
+def test_far_quantiles_have_bounds(small: StepModel) -> None:
+    """Of log-normal steps: p99.9 is known, and not above its bound; too few draws give none."""
+    sd = 0.02
+    noise = Belief(NoiseModel(common=CommonNoise(sd=sd)))
+    found = step_distribution(small, noise, 0, 40_000)
+    exact = small.seconds * np.exp(3.0902 * sd)
+    e, bound = found.quantile(0.999), found.bound(0.999)
+    assert e.value == pytest.approx(exact, rel=0.003)
+    assert bound is not None and e.value <= bound < 1.03 * exact
+    assert step_distribution(small, noise, 0, 2_000).bound(0.999) is None
+
+
+def test_records_are_means_of_consecutive_steps(small: StepModel) -> None:
+    """Independent noise averages out over a record, what goes with the step before does less, what stays does not."""
+
+    def spread(common: CommonNoise) -> float:
+        found = step_distribution(small, Belief(NoiseModel(common=common)), 0, 4_000, record=16)
+        return float(np.log(found.draws.seconds).std())
+
+    assert spread(CommonNoise(sd=0.04)) == pytest.approx(0.01, rel=0.1)
+    phi = 0.8
+    exact = 0.04 / 16 * np.sqrt(16 + 2 * sum((16 - k) * phi**k for k in range(1, 16)))
+    assert spread(CommonNoise(sd=0.04, correlation=phi)) == pytest.approx(exact, rel=0.1)
+    assert spread(CommonNoise(run_sd=0.04)) == pytest.approx(0.04, rel=0.05)
+
+
+def test_even_draws_are_those_of_the_distribution(small: StepModel) -> None:
+    noise = NoiseModel(common=CommonNoise(sd=0.02, jitter=Normal(0.0, 0.01)), stalls=Stalls(0.5, LogNormal(1.0, 0.3)))
+    request = DrawRequest(small, noise, 20_000)
+    plain, even = (next(draw_all([replace(request, evenly=e)], 3))[1] for e in (False, True))
+    for p in (0.05, 0.5, 0.95, 0.99):
+        a, b = plain.quantile(p), even.quantile(p)
+        assert abs(a.value - b.value) < 4 * np.hypot(a.error, b.error) + 0.002 * a.value

@@ -334,7 +334,7 @@ def test_recomputation_by_op_repeats_every_second_product() -> None:
 
 
 def test_modules_have_one_list() -> None:
-    assert set(KNOWN_MODULES) == set(MODULES) == {*BLOCKS, "op"}
+    assert set(KNOWN_MODULES) == set(MODULES) == {*BLOCKS, "op", "mamba"}
 
 
 def test_chips_know_every_kind_of_stream() -> None:

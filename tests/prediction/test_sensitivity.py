@@ -248,7 +248,7 @@ def test_the_command_answers(tmp_path: Path) -> None:
     for word in ("Variability costs most in GEMM", "faster first (p95", "Sources of noise", "Pipeline stages"):
         assert word in told
     value = json.loads(out.read_text())
-    assert {r["group"] for r in value["rows"]} == {"class", "source", "stage"}
+    assert {r["group"] for r in value["rows"]} == {"class", "collective", "source", "stage"}
     assert value["draws"] >= 200 and value["noise"] == str(noise)
     assert picture.read_text().startswith("<?xml") and picture.stat().st_size > 5_000
 

@@ -44,7 +44,8 @@ def test_all_sets_say_where_they_are_from() -> None:
 
 
 def test_the_spread_between_sites_is_that_of_the_sets() -> None:
-    rates = [reliability(name).at(8).unplanned for name in names()]
+    """Of those that count failures of jobs: stepfun counts nodes taken out of service, for stress tests too."""
+    rates = [reliability(name).at(8).unplanned for name in names() if name != "stepfun"]
     assert np.log(rates).std(ddof=1) == pytest.approx(reliability(DEFAULT).rate_sd, abs=0.01)
 
 
@@ -105,7 +106,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     kind = reliability(str(written(tmp_path, text)))
     assert kind.name == "ours"
     assert [f.per_node_day for f in kind.failures] == pytest.approx([3e-3, 1e-3])
-    assert (kind.repair, kind.shape, kind.at(8).restart, kind.rate_sd) == (7200.0, 0.8, 120.0, 0.0)
+    assert (kind.repair.mean, kind.shape, kind.at(8).restart, kind.rate_sd) == (7200.0, 0.8, 120.0, 0.0)
     assert kind.slow[0].lost.mean == pytest.approx(300.0)
 
 

@@ -13,7 +13,7 @@ from presage.noise.distribution import LogNormal
 from presage.noise.model import Stalls
 from presage.prediction.result import model_error
 from presage.runs.checkpoint import best_interval
-from presage.runs.failures import DAY, ByScale, Failure, Reliability, SlowEpisode
+from presage.runs.failures import DAY, ByScale, Failure, Reliability, Repair, SlowEpisode
 from presage.runs.outcome import CAUSES, RunOutcome
 from presage.runs.run import CheckpointPlan, TrainingRun
 from presage.runs.sets import reliability
@@ -76,14 +76,14 @@ def by_hand(run: TrainingRun, rng: np.random.Generator) -> tuple[float, int]:
         f = run.reliability.failures[rng.choice(len(risk.rates), p=risk.rates / risk.rate)]
         clock = fails + f.detect
         if run.spares is not None and rng.random() < f.node:
-            back = [t for t in back if t > clock] + [clock + rng.exponential(run.reliability.repair)]
+            back = [t for t in back if t > clock] + [clock + rng.exponential(run.reliability.repair.mean)]
             clock = max(clock, min(back)) if len(back) > run.spares else clock
 
 
 @pytest.mark.parametrize(("spares", "delay"), [(None, 0.0), (0, 0.0), (2, 0.0), (None, 150.0)])
 def test_draws_are_as_a_run_told_event_by_event(spares: int | None, delay: float) -> None:
     classes = (Failure("a", 1.5, 30.0, node=1.0), Failure("b", 0.7, 200.0))
-    kind = Reliability("x", classes, restart=ByScale(((1.0, 120.0),)), repair=60_000.0)
+    kind = Reliability("x", classes, restart=ByScale(((1.0, 120.0),)), repair=Repair(60_000.0))
     run = TrainingRun(300, 80, StepTimes(50.0), kind, CheckpointPlan(20.0, delay, every=4), spares)
     rng = np.random.default_rng(2)
     hand = np.array([by_hand(run, rng) for _ in range(3000)])

@@ -19,7 +19,7 @@ from presage.ui.question import LONGEST_LINK, SharedPlans, make_link, pack_text,
 from presage.ui.replies import best_reply, open_text, step_reply
 
 ROOT = Path(__file__).resolve().parents[2]
-JOBS = sorted((ROOT / "examples" / "jobs").glob("*.toml"))
+JOBS = sorted((ROOT / "examples" / "jobs").glob("[!g]*.toml"))
 ASKED = {"tokens": "15T", "days": 60, "noise": "production"}
 
 

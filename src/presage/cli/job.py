@@ -46,6 +46,10 @@ Skew = Annotated[
 ]
 
 
+FarQuantiles = Annotated[
+    list[float],
+    option("--quantile", "P", "Another quantile of the step, e.g. 0.999, with its error and a bound (repeatable)."),
+]
 Tokens = Annotated[str | None, option("--tokens", "N", "Tokens to train on, e.g. 15T: adds days, energy and cost.")]
 Pue = Annotated[float | None, option("--pue", "X", "Power usage effectiveness: facility W per GPU W (default: 1.0).")]
 Flops = Annotated[
@@ -69,6 +73,7 @@ def command(
     flops: Flops = None,
     trace: TraceOut = None,
     draws: Draws = 0,
+    quantile: FarQuantiles = [],  # noqa: B006
     lengths: Lengths = None,
     packed: Packed = True,
     skew: Skew = None,
@@ -96,7 +101,7 @@ def command(
 
     presage job llama3-8b --gpus 64 --gpu h100
 
-    presage job examples/jobs/llama3.1-405b.toml --draws 10000 --report job.html
+    presage job examples/jobs/llama3.1-405b.toml --draws 10000 --quantile 0.999 --report job.html
 
     presage job job.toml --gpus 4096 --host my_host.toml --set parallel.pp=8 --trace out.json
 
@@ -110,7 +115,9 @@ def command(
     path = _one_job(job, {"--arg": arg, "--ranks": ranks > 1, "--out": out})
     terms = {"power_W": power, "price_per_gpu_hour": price, "pue": pue}
     parsed = job_from_options(path, gpus, change, terms, gpu=gpu, on=on, host=host, post_training=True)
-    drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray))
+    if wrong := [q for q in quantile if not 0 < q < 1]:
+        raise PresageError(f"--quantile {wrong[0]:g}: should be between 0 and 1, such as 0.999")
+    drawn = _Drawn(draws, lengths, packed, skew, noise, seed, (workers, ray), tuple(quantile))
     verb = ["plan"] if tokens is None else ["run", "--tokens", tokens]
     then = [*verb[:1], *same_job(path, gpus, change, gpu, on), *verb[1:]]
     _show(parsed, {"--tokens": tokens, "--flops": flops}, drawn, trace, (json, report, then))
@@ -139,6 +146,7 @@ class _Drawn(NamedTuple):
     noise: str | None
     seed: int
     where: tuple[int, str | None]
+    quantiles: tuple[float, ...]
 
 
 def _show(parsed: ParsedJob, terms: dict[str, str | None], d: _Drawn, trace: Path | None, where: Where) -> None:
@@ -166,14 +174,16 @@ def _answer(
         write_timeline(result, trace)
     data = d.lengths is not None or d.skew is not None
     load = _load(result, d.lengths, d.packed, d.skew, d.seed) if data else None
-    wanted = d.draws or d.noise or data
+    wanted = d.draws or d.noise or data or d.quantiles
     spread = _draw_distribution(result, d.noise, d.draws, d.seed, load, d.where) if wanted else None
+    spread = replace(spread, extremes=d.quantiles) if spread else None
     with status("drawing steps"):
         return job_answer(replace(result, noise=d.noise, spread=spread), many, report is not None), {"timeline": trace}
 
 
 def _load(result: JobResult, lengths: Path | None, packed: bool, skew: float | None, seed: int) -> Distribution:
-    from presage.prediction.draws.data_dependence import microbatch_load, read_lengths
+    from presage.configs.lengths import read_lengths
+    from presage.prediction.draws.data_dependence import microbatch_load
 
     return microbatch_load(result.job, None if lengths is None else read_lengths(lengths), packed, skew, seed)
 

@@ -150,6 +150,16 @@ RayAddress = Annotated[
 RunDraws = Annotated[
     int, option("--draws", "N", "Runs to draw for the interval of the step time.", min=1, max=1_000_000)
 ]
+StepDraws = Annotated[
+    int | None,
+    option(
+        "--draws",
+        "N",
+        "Runs to draw for the interval of the step time (default: 200); with --noise, steps to draw (default: 2000).",
+        min=1,
+        max=1_000_000,
+    ),
+]
 Price = Annotated[float | None, option("--price", "P", "Price per GPU-hour, in any currency.")]
 TraceOut = Annotated[
     Path | None, out_option("--trace", "OUT.json", "Write the predicted timeline as a Perfetto trace.")

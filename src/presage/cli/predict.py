@@ -25,7 +25,7 @@ from presage.cli.graph import (
     place_words,
     step_name,
 )
-from presage.cli.options import HostName, Json, PackFolder, Report, RunDraws, TraceOut, option
+from presage.cli.options import HostName, Json, NoiseFile, PackFolder, Report, Seed, StepDraws, TraceOut, option
 from presage.cli.output import show_answer, status, write_timeline
 from presage.cli.ranks import (
     Options,
@@ -75,7 +75,9 @@ def command(
     tensor: Tensor = 1,
     option: Options = [],  # noqa: B006
     rank: RankSpecs = [],  # noqa: B006
-    draws: RunDraws = 200,
+    draws: StepDraws = None,
+    noise: NoiseFile = None,
+    seed: Seed = 0,
     steps: StepsPerRun = 8,
     trace: TraceOut = None,
     report: Report = None,
@@ -99,6 +101,8 @@ def command(
 
     presage predict trace_et.json --gpu h100 --assume allow_tf32=true
 
+    presage predict train.py:build --ranks 8 --noise production --draws 10000
+
     presage predict step.presage --json - --trace out.json --report out.html
     """
     from presage.hardware import gpu_choice
@@ -109,12 +113,21 @@ def command(
     named = step_name(step, words, arg, module, step_function, step_at, limit).with_assumptions(assume, strict)
     named = replace(named, recorded=kernels_from == "trace")
     with _as_only_rank() if ranks == 1 else nullcontext():
-        result = _result(named, many, folder, chip, host, draws, steps)
+        result = _result(named, many, folder, chip, host, 200 if noise or draws is None else draws, steps)
+        if noise is not None:
+            result = _with_noise(result, noise, draws or 2_000, seed)
     if trace is not None:
         write_timeline(result, trace)
     notes = [choice] if gpu is not None and folder is None and (choice := gpu_choice(gpu)) else []
     answer, then = predict_answer(result, report is not None), _next(result, named, folder, chip, host, many)
     show_answer(answer, json, report, {"timeline": trace}, notes=notes, then=then)
+
+
+def _with_noise(result: StepResult, noise: str, draws: int, seed: int) -> StepResult:
+    from presage.prediction.step_noise import noisy_step
+
+    with status("drawing steps"):
+        return replace(result, spread=noisy_step(result, noise, draws, seed))
 
 
 def _as_only_rank() -> AbstractContextManager[None]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from presage.cli import complete
-from presage.cli.options import CpuOnly, Ignore, Json, Partial, Report, Traces, option, out_option
+from presage.cli.options import CpuOnly, Ignore, Json, NoiseFile, Partial, Report, Seed, Traces, option, out_option
 from presage.cli.output import load_runs, print_note, show_answer, status
 
 if TYPE_CHECKING:
     from presage.traces.replay import Replay
     from presage.traces.trace_set import TraceSet
     from presage.whatif.replay_edits import ReplayEdit
-    from presage.whatif.replay_result import ReplayedRun
+    from presage.whatif.replay_result import ReplayedRun, ReplayFindings
 
 
 Apply = Annotated[
@@ -45,6 +46,9 @@ def command(
     drop_rank_delay: DropRankDelay = [],  # noqa: B006
     kernels_from: KernelsFrom = None,
     listed: Annotated[bool, option("--list", "", "List all edits and what each does.")] = False,
+    noise: NoiseFile = None,
+    draws: Annotated[int, option("--draws", "N", "Steps to draw with --noise.", min=1, max=1_000_000)] = 200,
+    seed: Seed = 0,
     trace: Trace = None,
     report: Report = None,
     json: Json = None,
@@ -64,6 +68,8 @@ def command(
     presage replay rank_*.json.gz --apply cuda_graph,faster=gemm:2
 
     presage replay rank_*.json.gz --drop-rank-delay 2 --trace out.json --report out.html
+
+    presage replay rank_*.json.gz --noise noise.toml --draws 1000
 
     presage replay batch_64.json.gz --kernels-from batch_256.json.gz
     """
@@ -91,10 +97,22 @@ def command(
     with status("replaying"):
         labelled = zip(runs, rank_labels(runs), strict=True)
         result = ReplayFindings([_replayed(run, names, wanted, kernels_from, ignore) for run, names in labelled], edits)
+        if noise is not None:
+            result = _with_noise(result, noise, draws, seed)
         answer = replay_answer(result, report is not None)
     if trace is not None:
         _write_trace(result.runs[0], trace)
     show_answer(answer, json, report, {"timeline": trace})
+
+
+def _with_noise(result: ReplayFindings, noise: str, draws: int, seed: int) -> ReplayFindings:
+    from presage.errors import PresageError
+    from presage.whatif.replay_noise import noisy_replay
+
+    if len(result.runs) > 1:
+        raise PresageError("--noise takes the traces of one run only")
+    shown = result.runs[0].after or result.runs[0].before
+    return replace(result, spread=noisy_replay(shown.replay, noise, draws, seed))
 
 
 def _write_trace(run: ReplayedRun, path: Path) -> None:

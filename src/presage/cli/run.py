@@ -81,6 +81,16 @@ SpareNodes = Annotated[
     int | None,
     option("--spares", "N", "Spare nodes (default: one is always ready).", panel=FAILURES, min=0, max=1_000_000),
 ]
+PolicyNames = Annotated[
+    str | None,
+    option(
+        "--policy",
+        "NAME[,NAME...]",
+        "What to do about failures: restart, spares=N, hot-spare=N, elastic[=REPLICAS], in-memory-checkpoint, "
+        "async-checkpoint, evict=N, burn-in=HOURS, watch=MINUTES (join with +); several are compared; compare: all.",
+        panel=FAILURES,
+    ),
+]
 StepSeconds = Annotated[
     float | None,
     option("--step-seconds", "S", "Use this measured step time instead of the prediction, s.", min=1e-6, max=1e9),
@@ -107,6 +117,7 @@ def command(
     storage: Storage = None,
     interval: Every = None,
     spares: SpareNodes = None,
+    policy: PolicyNames = None,
     noise: NoiseFile = None,
     step: StepSeconds = None,
     model_error: ModelError = True,
@@ -127,6 +138,7 @@ def command(
     presage run examples/jobs/llama3.1-405b.toml --tokens 15T --deadline 60d --price 2.5
 
     presage run job.toml --steps 500000 --failures our_cluster.toml --interval 30min --spares 16
+    presage run job.toml --steps 500000 --policy compare
     """
     from presage.prediction.jobs.job_prediction import predict_job
     from presage.report.run_answer import run_answer
@@ -146,11 +158,23 @@ def command(
     times, source = step_times(predicted, noise, bool(kind.slow), seed)
     times = times if step is None else times.measured(step)
     result = predict_run(predicted, many, kind, saves, times, _or(spares, asked, "spares"), draws, seed, until)
-    result = replace(
-        result, run=_interval(result.run, interval or asked.get("interval") or "auto", model_error), noise=source
-    )
+    run = _interval(result.run, interval or asked.get("interval") or "auto", model_error)
+    result = _with_policies(replace(result, run=run, noise=source), policy)
     then = ["sensitivity", *same_job(job, gpus, change, None, None)] if gpu is None and on is None else []
     show_answer(run_answer(_computed(result, workers, ray)), json, report, then=then)
+
+
+def _with_policies(result: RunResult, text: str | None) -> RunResult:
+    """The result with policies to compare; a single one is that of the run itself."""
+    from presage.runs.policies import COMPARE, policy_runs
+
+    if text is None:
+        return result
+    found = policy_runs(text, result.run, result.job.job)
+    if len(found) > 1 or text.strip() == COMPARE:
+        return replace(result, policies=found)
+    before = policy_runs("restart", result.run, result.job.job)
+    return replace(result, run=found[0].run, policies=(*before, *found))
 
 
 def _computed(result: RunResult, workers: int, ray: str | None) -> RunResult:

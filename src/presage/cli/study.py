@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from presage.studies import Study, StudySetup
 
 app = typer.Typer(
-    help="Explore hardware that does not exist yet: more GPUs, faster ones, larger NVLink domains, less power.",
+    help="Explore hardware that does not exist yet, and what noise, slow nodes and hot racks do.",
     no_args_is_help=True,
 )
 Draws = Annotated[int, option("--draws", "N", "Steps to draw per point.", min=100, max=1_000_000)]
@@ -151,6 +151,87 @@ def power(
     some = _numbers(caps, "--caps", "1,0.85,0.7")
     with status("drawing steps"):
         result = power_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
+    _show(result, plot, json)
+
+
+@app.command("noise", cls=HelpCommand)
+@with_common_options
+def noise_command(
+    job: JobFile,
+    degree: Annotated[int, option("--degree", "N", "Ranks of each kind of parallelism.", min=2, max=1024)] = 8,
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
+    noise: NoiseFile = None,
+    draws: Draws = 20_000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Which parallelism minds noise most: DP, TP, PP, CP and EP on the same GPUs, under the same noise.
+
+    presage study noise examples/jobs/own_model.toml --plot noise.svg
+    """
+    from presage.studies import noise_study
+
+    with status("drawing steps"):
+        result = noise_study(transformer_job(job, gpus, change), degree, _setup(noise, draws, seed))
+    _show(result, plot, json)
+
+
+@app.command("slow-node", cls=HelpCommand)
+@with_common_options
+def slow_node(
+    job: JobFile,
+    factors: Annotated[
+        str, option("--factors", "X,X...", "Times as long as usual that the node's GPUs take.")
+    ] = "1.02,1.05,1.1,1.2,1.35",
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
+    noise: NoiseFile = None,
+    draws: Draws = 20_000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Cost of one slow node, in the pipeline stage where it hurts most and where it hurts least.
+
+    presage study slow-node examples/jobs/llama3.1-405b.toml --plot slow.svg
+    """
+    from presage.studies import slow_node_study
+
+    some = _numbers(factors, "--factors", "1.05,1.2")
+    with status("drawing steps"):
+        result = slow_node_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed))
+    _show(result, plot, json)
+
+
+@app.command("hot-rack", cls=HelpCommand)
+@with_common_options
+def hot_rack(
+    job: JobFile,
+    factor: Annotated[
+        float, option("--factor", "X", "Times as long as usual that its GPUs take.", min=1, max=100)
+    ] = 1.1,
+    rack: Annotated[int, option("--rack", "N", "GPUs of the rack.", min=1, max=1_000_000)] = 32,
+    uplink: Annotated[
+        float, option("--uplink", "X", "Times as long as usual that transfers over its uplink take.", min=1, max=100)
+    ] = 1.0,
+    gpus: Gpus = None,
+    change: Change = [],  # noqa: B006
+    noise: NoiseFile = None,
+    draws: Draws = 20_000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    json: Json = None,
+) -> None:
+    """Cost of a hot rack by how the job lies on it, and of a slow uplink, which all that wait for it share.
+
+    presage study hot-rack examples/jobs/llama3.1-405b.toml --factor 1.1 --rack 64 --uplink 2 --plot rack.svg
+    """
+    from presage.studies import hot_rack_study
+
+    with status("drawing steps"):
+        result = hot_rack_study(transformer_job(job, gpus, change), factor, rack, uplink, _setup(noise, draws, seed))
     _show(result, plot, json)
 
 

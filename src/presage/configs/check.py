@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from presage.configs.job import PRECISIONS, Job
+from presage.configs.recipes import recipe_problems
 from presage.configs.transformer import Experts, Transformer
+from presage.configs.tuning import tuning_problems
 from presage.errors import PresageError
 from presage.hardware.architecture import architecture
 from presage.parallel.dispatchers import dispatchers
 
 MODES = ("none", "selective", "full")
-MODULES = ("core_attn", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
+MODULES = ("core_attn", "mamba", "norm", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "op")
 OPTIMIZERS = ("adam", "adamw", "adam-16bit", "sgd", "momentum", "lion", "muon", "adagrad", "none")
 NEEDED = {"tf32": "tf32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 SINCE = {"mxfp8": "Blackwell or CDNA 4", "nvfp4": "Blackwell"}  # where a peak alone does not tell
@@ -79,6 +81,8 @@ def _numbers(job: Job, out: list[str]) -> None:
     for name in r.modules:
         if name not in MODULES:
             out.append(f"recompute knows no module {name!r}: choose from {', '.join(MODULES)}")
+    out += tuning_problems(job.tuning, job.model)
+    out += recipe_problems(job.recipe, job.precision, job.optimizer)
     if job.optimizer not in OPTIMIZERS:
         out.append(f"optimizer is {job.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
 

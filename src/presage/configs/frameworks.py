@@ -44,7 +44,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
     Overrides are fields of Framework.
     """
-    base = _shipped(name, _generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
+    base = _shipped(name, generation(gpu)) if not name.endswith(".toml") else read_framework(name, gpu)
     if not overrides:
         return base
     known = {f.name for f in fields(Framework)}
@@ -59,7 +59,7 @@ def framework(name: str, gpu: Gpu | None = None, **overrides: Any) -> Framework:
 
 def read_framework(path: str | Path, gpu: Gpu | None = None) -> Framework:
     """A framework from its fact file."""
-    return _read(Path(path), _generation(gpu))
+    return _read(Path(path), generation(gpu))
 
 
 def overlap_of(name: str) -> Overlap:
@@ -101,7 +101,7 @@ def _read(path: Path, generation: float) -> Framework:
     return out
 
 
-def _generation(gpu: Gpu | None) -> float:
+def generation(gpu: Gpu | None) -> float:
     """Its compute capability; 0 for other makers' GPUs, and for none."""
     try:
         return float(gpu.compute_capability) if gpu else 0.0
@@ -116,7 +116,7 @@ def _check_switches(path: str | Path, f: Framework) -> None:
     for name in ("gradient_bytes", "reduce_bytes", "gather_bytes"):
         if getattr(f, name) not in (1, 2, 4):
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 1, 2 or 4", name)
-    for name in ("extra_bytes", "update_bytes", "forward_us", "backward_us"):
+    for name in ("logit_bytes", "extra_bytes", "update_bytes", "forward_us", "backward_us"):
         if not 0 <= getattr(f, name) <= 1e6:
             raise InputError(path, f"is {getattr(f, name)!r}: it can be 0 to 1e6", name)
     for part in f.graphs:
@@ -163,11 +163,19 @@ class Framework:
     host: str = "megatron-core"  # whose launches: one of HOSTS in frameworks.py
     bucket_bytes: float = 40e6 * 4  # of gradients that are reduced at once
     dispatcher: str = USUAL  # of tokens to experts: one of `dispatchers()`
+    fused_adapters: bool = True  # adapters are added to a GEMM's result in 16 bits by a kernel or two, not as PEFT does
     graphs: tuple[str, ...] = ()  # parts of a layer that are CUDA graphs: some of GRAPHED
     broadcasts: bool = False  # ZeRO-1: each rank broadcasts the parameters it updated, one after the other
     flat_gathers: bool = False  # ZeRO-3 of 2021: all that is gathered goes over each rank's own network card
     sequence: bool = True  # sequence parallelism wherever there is tensor parallelism
     async_backward: bool = True  # of TP, what the backward pass sends for an input runs beside the weights' gradient
+    fused_accumulation: bool = (
+        True  # of Megatron-Core: products add weight gradients to the accumulated ones themselves
+    )
+    attention_masks: bool = False  # the data loader makes a mask of sequence x sequence for each sample
+    grouped_experts: bool = True  # a rank's experts are one grouped product, not one after the other
+    foreach: bool = False  # gradients are freed before each step, and updated as lists of tensors (PyTorch's foreach)
+    logit_bytes: float = 0.0  # of the loss at its worst moment, for each logit; 0: as the framework's kernels have it
     extra_bytes: float = 0.0  # that a layer's memory-bound kernels move besides, forward and backward, by number
     update_bytes: float = 0.0  # that the optimizer moves for a parameter; 0: as usual for it
     forward_us: float = 0.0  # of the host, for a layer of a microbatch; 0: as the host model has it

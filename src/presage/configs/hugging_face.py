@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from presage.configs.hf_layers import HYBRIDS, REFUSED, hybrid_words, vision_words
 from presage.configs.transformer import CLAMPED
-from presage.errors import WRONG_VALUE, InputError, PresageError
+from presage.errors import WRONG_VALUE, InputError, PresageError, near
 from presage.files.reading import read_json
 
 GPT = {"activation": "gelu", "norm": "layernorm", "bias": True, "tied": True, "positions": "learned"}
@@ -17,7 +18,9 @@ NEOX = GPT | {"positions": "rope", "tied": False}
 LIKE_LLAMA = (
     "llama", "llama4", "llama4_text", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
     "deepseek_v2", "deepseek_v3", "kimi_k2", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "internlm", "internlm2",
-    "glm4", "glm4_moe", "minimax", "exaone4", "smollm3",
+    "glm4", "glm4_moe", "exaone4", "smollm3", "seed_oss", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava",
+    "hunyuan_v1_dense", "ernie4_5", "ernie4_5_moe", "arcee", "helium", "dots1", "minimax_m2", "mistral3", "ministral3",
+    "yi", "baichuan", "deepseek", "aquila",
 )  # fmt: skip
 
 # What a family's layers have, where the file does not say otherwise.
@@ -44,6 +47,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gptj": NEOX,
     "phi": NEOX,
     "starcoder2": NEOX | {"tied": True},
+    **dict.fromkeys(["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "bamba"], LLAMA),
+    "granitemoehybrid": TIED | {"positions": "none"},
+    "mamba2": LLAMA,
+    "nemotron_h": LLAMA | {"activation": "relu2"},
     "bert": GPT | {"causal": False},
     "roberta": GPT | {"causal": False},
 }
@@ -60,16 +67,7 @@ SIZES = {
 }
 EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "num_selected_experts")
-OTHERS = (
-    "mamba",
-    "ssm",
-    "linear_attention",
-    "recurrent",
-    "rwkv",
-    "state_size",
-    "conv_kernel",
-    "hybrid_override_pattern",
-)
+STRANGE = ("ssm", "recurrent", "rwkv", "state_size", "conv_kernel", "hybrid_override_pattern")  # of layers with a state
 
 
 class Config(NamedTuple):
@@ -99,22 +97,28 @@ def config_words(config: Mapping[str, Any]) -> Config:
     inner = config.get("text_config")
     if isinstance(inner, dict):  # of a model that sees, too: its text part
         outer = {k: config[k] for k in ("model_type", "tie_word_embeddings") if k in config}
+        outer |= {"vision_config": config["vision_config"]} if "vision_config" in config else {}
         config = outer | inner
         kind = kind if kind in FAMILIES else str(config.get("model_type", kind))
     _refuse(config, kind)
-    notes = [] if kind in FAMILIES else [f"model_type {kind!r} is not known: read as one like Llama"]
+    notes = [] if kind else ["it has no model_type: read as one like Llama"]
     words: dict[str, Any] = dict(FAMILIES.get(kind, LLAMA))
     config = _unfolded(config, kind)
     words |= {word: value for word, names in SIZES.items() if (value := _first(config, names))}
     if words["positions"] != "learned" and config.get("positions") != "learned":
         words.pop("max_positions", None)
+    if kind == "mamba2":
+        words |= {"heads": words.get("heads", 1), "kv_heads": 1, "head_dim": 64}
     for key in ("hidden", "layers", "heads", "vocab"):
         if key not in words:
             raise PresageError(f"has no {SIZES[key][0]}")
-    words |= _traits(config, words) | _window(config, words, notes)
+    words |= _traits(config, words) | ({} if kind in HYBRIDS else _window(config, words))
     words |= {k: v for k, v in (("latent", _latent(config)), ("experts", _experts(config, words))) if v}
     if "latent" in words:
         words |= {"head_dim": words["latent"]["value"], "kv_heads": words["heads"]}
+    words |= {"vision": seen} if (seen := vision_words(config, notes)) else {}
+    if kind in HYBRIDS:
+        words |= hybrid_words(config, kind, int(words["layers"]))
     if config.get("num_nextn_predict_layers"):
         words["predicted"] = int(config["num_nextn_predict_layers"])
     if config.get("parallel_attn") or config.get("use_parallel_residual") or kind in ("phi", "gptj", "cohere"):
@@ -124,14 +128,23 @@ def config_words(config: Mapping[str, Any]) -> Config:
 
 
 def _refuse(config: Mapping[str, Any], kind: str) -> None:
-    """Models whose layers are no attention layers, or that are two stacks."""
+    """Models whose layers presage has no law for, that are two stacks, or that it does not know."""
+    if kind in REFUSED:
+        raise PresageError(f"model_type {kind!r}: {REFUSED[kind]}")
     if config.get("is_encoder_decoder"):
         raise PresageError(f"{kind or 'it'} is an encoder with a decoder: only one stack of layers is described here")
+    if kind and kind not in FAMILIES and kind not in HYBRIDS:
+        told = near(kind, (*FAMILIES, *HYBRIDS))
+        raise PresageError(
+            f"model_type {kind!r} is not known{told or ''}{' ' if told else ': '}give its sizes in [model]"
+        )
+    if kind in HYBRIDS:
+        return
     kinds = set(map(str, config.get("layer_types") or ()))
-    strange = [w for w in OTHERS if w in kind or any(w in k for k in (*config, *kinds))]
+    strange = [w for w in (*STRANGE, "mamba", "linear_attention") if any(w in k for k in (*config, *kinds))]
     if strange:
         raise PresageError(
-            f"{kind or 'it'} has layers other than attention ({strange[0]}), which are not described here"
+            f"{kind or 'it'} has layers other than attention ({strange[0]}): give model_type, or its sizes in [model]"
         )
 
 
@@ -158,7 +171,7 @@ def _unfolded(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _traits(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Activation, biases, tied embeddings."""
     out: dict[str, Any] = {}
-    act = _first(config, ("hidden_act", "hidden_activation", "activation_function", "ffn_act_fn"))
+    act = _first(config, ("mlp_hidden_act", "hidden_act", "hidden_activation", "activation_function", "ffn_act_fn"))
     act = act.get("name", "") if isinstance(act, dict) else act
     if isinstance(act, str) and act and words["activation"] != CLAMPED:
         out["activation"] = _activation(act, words["activation"] in ("swiglu", "geglu"))
@@ -182,37 +195,36 @@ def _activation(name: str, gated: bool) -> str:
     return "swiglu" if gated else "silu"
 
 
-def _window(config: Mapping[str, Any], words: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _window(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Sliding windows: in every layer, or in some."""
     width = _first(config, ("sliding_window", "attention_chunk_size"))
     if not width or config.get("use_sliding_window") is False:
         return {}
     layers = int(words["layers"])
-    narrow = _narrow(config, layers)
-    if not narrow:
+    chunks = {"chunked": True} if config.get("attention_chunk_size") else {}
+    at = _narrow(config, layers)
+    if not any(at):
         return {}
-    every = layers / narrow
-    if abs(every - round(every)) > 0.15:
-        notes.append(f"{narrow} of {layers} layers have a window of {width}: here all have")
-        every = 1
-    return {"window": int(width), "window_every": max(1, round(every))}
+    every = layers // sum(at)
+    if at == [i % every == 0 for i in range(layers)]:
+        return {"window": int(width), "window_every": every} | chunks
+    return {"window": int(width), "pattern": "".join("w" if narrow else "a" for narrow in at)} | chunks
 
 
-def _narrow(config: Mapping[str, Any], layers: int) -> int:
-    """How many layers have the window."""
-    kinds = config.get("layer_types")
+def _narrow(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Which layers have the window."""
+    kinds, kind = config.get("layer_types"), config.get("model_type")
     if isinstance(kinds, Sequence) and kinds and not isinstance(kinds, str):
-        return sum("sliding" in str(k) or "chunked" in str(k) for k in kinds)
-    kind = config.get("model_type")
+        return ["sliding" in str(k) or "chunked" in str(k) for k in kinds]
     if kind == "gemma2":
-        return layers // 2
-    if kind in ("gemma3", "gemma3_text"):
-        return layers - layers // int(config.get("sliding_window_pattern", 6))
-    if kind in ("llama4", "llama4_text"):
-        return layers - layers // 4
+        return [i % 2 == 0 for i in range(layers)]
+    full = {"gemma3": 6, "gemma3_text": 6, "llama4": 4, "llama4_text": 4}.get(str(kind))
+    if full:
+        full = int(config.get("sliding_window_pattern") or config.get("no_rope_layer_interval") or full)
+        return [(i + 1) % full != 0 for i in range(layers)]
     if config.get("use_sliding_window"):
-        return max(0, layers - int(config.get("max_window_layers", 0)))
-    return layers
+        return [i >= int(config.get("max_window_layers", 0)) for i in range(layers)]
+    return [True] * layers
 
 
 def _latent(config: Mapping[str, Any]) -> dict[str, int]:
@@ -236,7 +248,10 @@ def _experts(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, A
         config.get("intermediate_size", 0) if llama4 else config.get("moe_intermediate_size") or words.get("ffn", 0)
     )
     shared = int(config.get("n_shared_experts") or 0) * width
-    shared = shared or int(config.get("shared_expert_intermediate_size") or 0) or (width if llama4 else 0)
+    given = config.get("moe_shared_expert_intermediate_size")  # of all shared experts (Nemotron)
+    shared = (
+        int(given or 0) or shared or int(config.get("shared_expert_intermediate_size") or 0) or (width if llama4 else 0)
+    )
     dense, every = _expert_layers(config, int(words["layers"]))
     top = int(_first(config, TOP_K) or 1)
     groups, chosen = config.get("n_group"), config.get("topk_group")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from presage.configs.frameworks import Framework, Overlap
+from presage.configs.lengths import packed_documents
+from presage.configs.recipes import USUAL, Recipe
 from presage.configs.transformer import Transformer
+from presage.configs.tuning import FULL, Tuning
 from presage.hardware import Platform
 from presage.parallel.plan import ParallelPlan, SplitSizes
 
@@ -45,6 +48,10 @@ class Job:
     optimizer: str = "adam"
     name: str = ""
     host: str = ""  # a known host's name, or a file; the H200's where there is none
+    tuning: Tuning = FULL
+    recipe: Recipe = USUAL
+    lengths: tuple[int, ...] = ()  # of documents that sequences are packed of, each as likely; empty: one a sequence
+    balanced: bool = True  # context-parallel ranks have an early and a late part each; not: one part after the other
 
     @property
     def dp(self) -> int:
@@ -65,6 +72,11 @@ class Job:
     def rank_tokens(self) -> int:
         """Tokens of a microbatch on one context parallel rank."""
         return self.micro_batch * self.sequence // self.parallel.cp
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """What a usual sequence is packed of; empty where each is one document."""
+        return packed_documents(self.lengths, self.sequence) if self.lengths else ()
 
     @property
     def sharding(self) -> int:

@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 from presage.configs.check import check, job_notes
 from presage.configs.frameworks import Framework, framework, switches
 from presage.configs.job import Job, Recompute
+from presage.configs.lengths import parse_lengths
 from presage.configs.megatron import read_arguments
 from presage.configs.models import read_model
 from presage.configs.nemo_rl import read_nemo_rl
 from presage.configs.post_training import PostTraining, read_post_training, training_defaults
+from presage.configs.recipes import SCALING_NAMES, Recipe
 from presage.configs.schema import (
     ClusterConfig,
     FrameworkConfig,
     JobConfig,
+    LoraConfig,
     ParallelConfig,
     RecomputeConfig,
     TrainingConfig,
@@ -28,6 +31,7 @@ from presage.configs.schema import (
     merge_sections,
 )
 from presage.configs.torchtitan import read_titan
+from presage.configs.tuning import ATTENTION, FULL, METHODS, Tuning, tuned_matrices
 from presage.configs.verl import read_verl
 from presage.errors import InputError, PresageError
 from presage.hardware import Gpu, Platform, platform
@@ -38,6 +42,7 @@ from presage.parallel.schedules import SCHEDULES, default_schedule, schedule_nam
 
 Table = Mapping[str, Any]
 OPTIMIZERS = {"adamw": "adam"}  # the same work
+BALANCES = ("zigzag", "head-tail", "none")  # the first two are one
 EVEN = ("megatron-core", "megatron-2021", "nemo")
 FOREIGN = {"arguments": read_arguments, "titan": read_titan, "verl": read_verl, "nemo_rl": read_nemo_rl}
 
@@ -74,6 +79,8 @@ class JobTable(NamedTuple):
         check_keys(path, table, JobConfig, "")
         base, foreign = _foreign(path, table)
         sections = training_defaults(merge_sections(merge_sections(base, table), overrides or {}), path)
+        if "model" not in sections and (why := [note for note in foreign if "not a preset" in note]):
+            raise InputError(path, f"is missing: {why[0]}", "model")
         try:
             job, notes = job_from_sections(sections, path)
             rl, assumed = read_post_training(sections.get("rl"), job, path)
@@ -122,11 +129,10 @@ def _foreign(path: Path, table: Table) -> tuple[dict[str, Any], tuple[str, ...]]
     named = [key for key in FOREIGN if key in table]
     if len(named) > 1:
         raise InputError(path, f"give {named[0]} or {named[1]}, not both", named[1])
-    for key, read in FOREIGN.items():
-        if key in table:
-            if not isinstance(table[key], str):
-                raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
-            return read(path.parent / table[key])
+    for key in named:
+        if not isinstance(table[key], str):
+            raise InputError(path, f"is {table[key]!r}: it should be the name of a file", key)
+        return FOREIGN[key](path.parent / table[key])
     return {}, ()
 
 
@@ -158,8 +164,54 @@ def job_from_sections(table: Table, path: str | Path = "job") -> tuple[Job, tupl
         optimizer=OPTIMIZERS.get(t.optimizer, t.optimizer),
         name=words.name or _stem(path) or model.name,
         host=_host(path, words.cluster.host or ""),
+        tuning=_tuning(path, t),
+        recipe=_recipe(t),
+        lengths=_lengths(path, t),
+        balanced=_balanced(path, words.parallel),
     )
     return job, notes
+
+
+def _recipe(t: TrainingConfig) -> Recipe:
+    scaling = SCALING_NAMES.get(t.scaling or "", t.scaling or "")
+    return Recipe(scaling, t.muon_steps, t.muon, t.host_optimizer, t.host_overlap)
+
+
+def _lengths(path: str | Path, t: TrainingConfig) -> tuple[int, ...]:
+    try:
+        return parse_lengths(t.lengths, path) if t.lengths else ()
+    except InputError:
+        raise
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lengths") from e
+
+
+def _balanced(path: str | Path, p: ParallelConfig) -> bool:
+    """Whether context-parallel ranks have as much attention each."""
+    if p.cp_balance not in BALANCES:
+        raise InputError(path, f"is {p.cp_balance!r}: choose from {', '.join(BALANCES)}", "parallel.cp_balance")
+    return p.cp_balance != "none"
+
+
+def _tuning(path: str | Path, t: TrainingConfig) -> Tuning:
+    """Which weights are trained: all, or adapters beside frozen ones."""
+    method = t.tune or ("lora" if t.lora else "full")
+    method = {"sft": "full"}.get(method, method)
+    if method not in METHODS:
+        raise InputError(path, f"is {t.tune!r}: choose from {', '.join((*METHODS, 'sft'))}", "training.tune")
+    if method == "full":
+        if t.lora:
+            raise InputError(
+                path, f'does nothing with tune = {t.tune!r}: leave it out, or tune = "lora"', "training.lora"
+            )
+        return FULL
+    w = t.lora or LoraConfig()
+    base = w.base or ("nf4" if method == "qlora" else "16bit")
+    try:
+        targets = tuned_matrices(w.targets) if w.targets else ATTENTION
+    except PresageError as e:
+        raise InputError(path, str(e), "training.lora.targets") from e
+    return Tuning("lora", w.rank, targets, base, w.adapter_bits, w.dropout, w.residual_bits)
 
 
 def _host(path: str | Path, name: str) -> str:

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from presage.configs.given_arguments import QUIET, argument_flag
+from presage.configs.given_arguments import GivenArguments as _Given
+from presage.configs.megatron_layers import check_refused, hybrid_model, recipe
 from presage.configs.models import find_preset
-from presage.configs.script_arguments import Arguments, expert_layers, number, pipeline_layout, read_script, refuse
-from presage.errors import InputError
+from presage.configs.script_arguments import Arguments, expert_layers, pipeline_layout, read_script
 
 Table = dict[str, Any]
 VOCABULARIES = {"gpt2bpetokenizer": 50257, "bertwordpiecelowercase": 30522, "llama2tokenizer": 32000}
@@ -16,26 +18,15 @@ GPUS = ("nproc_per_node", "gpus_per_node", "devices")
 NODES = ("nnodes", "num_nodes", "nodes")
 SET_GPUS = ("GPUS_PER_NODE", "NPROC_PER_NODE", "GPN", "SLURM_GPUS_ON_NODE")
 SET_NODES = ("NNODES", "NUM_NODES", "NODES", "SLURM_NNODES")
-SHOWN = 40  # arguments that are listed
-OFF = ("false", "0", "no", "none")
+NATIVE_LOSS, PLAIN_LOSS = 10, 6  # bytes a logit: in 16 bits, in fp32, and (native) their exponentials beside
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-QUIET = re.compile(  # of no matter for a step's time: not worth a note
-    r"^(lr|min_lr|lr_.*|adam_.*|sgd_.*|weight_decay.*|clip_grad|init_method.*|log_.*|tensorboard.*|wandb.*|save.*|load.*|no_load.*|"
-    r"no_save.*|eval_.*|train_.*|data_.*|.*data_path|data|split|seed|vocab_file|merge_file|tokenizer_.*|exit_.*|num_workers|"
-    r"rotary_.*|rope_.*|norm_epsilon|layernorm_epsilon|master_.*|node_rank|rdzv_.*|tee|max_restarts|distributed_.*|ckpt_.*|"
-    r"mock_data|loss_scale.*|initial_loss_scale|min_loss_scale|hysteresis|profile.*|use_mcore_models|timing_log.*|"
-    r"override_opt.*|finetune|manual_gc.*|job_name|partition|account|time|output|error|container_.*|wait|jobid|"
-    r"kill_.*|check_for_nan.*|attention_softmax_in_fp32|apply_.*|reset_.*|eod_.*|dataloader_type|ntasks.*|cpus.*|"
-    r"moe_(aux_loss|z_loss|grouped|permute|router_(?!topk$|num_groups|group_topk)|per_layer|input|apply|pad_expert).*|"
-    r"decoupled_.*|dist_ckpt.*|async_save|no_mmap.*|dataset.*|output.*|fp8_amax.*|calculate_per_token_loss|use_cpu_init.*|no_create_attention.*|tiktoken.*)$"
-)
 
 
 def read_arguments(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     """The sections of a job file, and the arguments that were not read."""
     arguments, variables, unsure = read_script(path)
     sections, notes = arguments_sections(arguments, variables, path)
-    taken = [f"{_argument(a)} ({v})" for a, v in unsure.items() if not QUIET.match(a)]
+    taken = [f"{argument_flag(a)} ({v})" for a, v in unsure.items() if not QUIET.match(a)]
     return sections, (*notes, f"set more than once, the last taken: {', '.join(taken)}") if taken else notes
 
 
@@ -43,7 +34,7 @@ def arguments_sections(
     arguments: Arguments, variables: dict[str, str] | None = None, path: str | Path = "arguments"
 ) -> tuple[Table, tuple[str, ...]]:
     a = _Given(arguments, path)
-    refuse(arguments, path)
+    check_refused(a)
     model = _model(a)
     parallel = _parallel(a, model, variables or {})
     sections = {
@@ -54,73 +45,6 @@ def arguments_sections(
         "framework": _framework(a),
     }
     return {k: v for k, v in sections.items() if v}, a.notes()
-
-
-class _Given:
-    """Arguments by name; records which were read."""
-
-    def __init__(self, found: Arguments, path: str | Path) -> None:
-        self.found, self.path, self.asked = found, path, set[str]()
-
-    def __contains__(self, name: str) -> bool:
-        self.asked.add(name)
-        return name in self.found
-
-    def flag(self, *names: str) -> bool:
-        """Whether one of these flags is given, and not as false."""
-        values = [self.found[n][-1] for n in names if n in self]
-        return any(not v or v[0].lower() not in OFF for v in values)
-
-    def off(self, name: str) -> bool:
-        """Whether one of these flags is given as false."""
-        return name in self and bool(self.found[name][-1]) and self.found[name][-1][0].lower() in OFF
-
-    def any(self, name: str, part: str) -> bool:
-        """One of the values an argument is given has this in it."""
-        return name in self and any(part in v.lower() for values in self.found[name] for v in values)
-
-    def text(self, *names: str) -> str | None:
-        self.asked.update(names)
-        for name in names:
-            if name in self:
-                values = self.found[name][-1]
-                if not values or not values[0]:
-                    raise InputError(self.path, "has no value: is its variable set elsewhere?", _argument(name))
-                return values[0]
-        return None
-
-    def whole(self, *names: str) -> int | None:
-        return _whole(self.number(*names))
-
-    def number(self, *names: str) -> float | None:
-        value = self.text(*names)
-        if value is None or value.lower() in ("none", "null"):
-            return None
-        try:
-            return number(value)
-        except ValueError as e:
-            raise InputError(self.path, f"is {value!r}: it should be a number", _argument(names[0])) from e
-
-    def several(self, name: str) -> list[str]:
-        return [v for v in self.found[name][-1] if v] if name in self else []
-
-    def notes(self) -> tuple[str, ...]:
-        """Arguments not read, and those read that are given twice with other values."""
-        unread = [_argument(n) for n in self.found if n not in self.asked and not QUIET.match(n)]
-        ours = self.asked - {"name", "type"}  # NeMo's, of many things
-        twice = [n for n in self.found if n in ours and len({tuple(v[:1]) for v in self.found[n]}) > 1]
-        more = [f"and {len(unread) - SHOWN} more"] if len(unread) > SHOWN else []
-        out = [f"not read: {', '.join([*unread[:SHOWN], *more])}"] if unread else []
-        out += [f"{_argument(n)} is given more than once: the last is taken" for n in twice]
-        return tuple(out)
-
-
-def _argument(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 # ---- the model
@@ -139,11 +63,13 @@ def _model(a: _Given) -> Table:
     groups = a.whole("num_query_groups", "num_key_value_heads")
     if (a.flag("group_query_attention") or "group_query_attention" not in a.found) and groups:
         out["kv_heads"] = groups
-    out |= _style(a) | _window(a)
+    out |= _style(a) | _window(a) | hybrid_model(a)
     if a.flag("multi_latent_attention"):
         out["latent"] = _latent(a)
     if (a.whole("num_experts", "num_moe_experts") or 1) > 1:
         out["experts"] = _experts(a, out["layers"])
+        if "pattern" in out:
+            out["experts"] = {k: v for k, v in out["experts"].items() if k not in ("dense_layers", "every")}
     return {k: v for k, v in out.items() if v is not None} if out["layers"] else {}
 
 
@@ -230,7 +156,7 @@ def _training(a: _Given, model: Table, parallel: Table) -> Table:
         "optimizer": a.text("optimizer"),
         "recompute": _recompute(a, model, parallel),
     }
-    return {k: v for k, v in out.items() if v is not None}
+    return {k: v for k, v in out.items() if v is not None} | recipe(a)
 
 
 def _precision(a: _Given) -> str:
@@ -254,6 +180,10 @@ def _recompute(a: _Given, model: Table, parallel: Table) -> str | Table:
     if kind == "full" or (kind is None and old):
         stage = (model.get("layers") or 1) / (parallel.get("pp", 1) * parallel.get("virtual", 1))
         return {"mode": "full", "share": min(1.0, count / stage) if method == "block" else 1.0}
+    away = a.whole("cpu_offloading_num_layers") if a.flag("cpu_offloading") else None
+    if away:
+        share = away / max(1.0, (model.get("layers") or 1) / parallel.get("pp", 1))
+        return {"mode": "none", "offload": min(1.0, share)}
     if kind == "selective" or a.flag("recompute_activations") or modules:
         return "selective:" + "+".join(modules) if modules else "selective"
     return "none"
@@ -366,7 +296,9 @@ def _overlap(a: _Given, parallel: Table) -> Table:
 def _framework(a: _Given) -> Table:
     out: Table = {"name": _software(a)}
     flash = a.flag("use_flash_attn", "use_flash_attn_v2")
-    if a.text("attention_backend") in ("unfused", "local") and not flash:
+    if a.text("transformer_impl") == "local" and out["name"] == "megatron-core":
+        out["attention"] = "fused-softmax"
+    elif a.text("attention_backend") in ("unfused", "local") and not flash:
         out["attention"] = "unfused"
     elif flash and out["name"] != "megatron-core":
         out["attention"] = "flash2"
@@ -381,7 +313,7 @@ def _framework(a: _Given) -> Table:
         out |= {"gradient_bytes": 2, "reduce_bytes": 2}
     if a.flag("fp8_param_gather", "fp8_params"):
         out["gather_bytes"] = 1
-    out["fused_loss"] = a.flag("cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
+    out |= _loss(a) | _extras(a, out["name"])
     if a.flag("enable_cuda_graph", "external_cuda_graph") or a.text("cuda_graph_impl") not in (None, "none"):
         scope = [part for part in a.several("cuda_graph_scope") if part not in ("full", "full_iteration")]
         out |= {"graphs": scope} if scope else {"host": "graph"}
@@ -392,9 +324,30 @@ def _framework(a: _Given) -> Table:
     return out | ({"bucket_MB": elements * out.get("gradient_bytes", 4) / 1e6} if elements else {})
 
 
+def _loss(a: _Given) -> Table:
+    """Its own fused cross entropy (native) computes in fp32 beside the logits; Transformer Engine's (te) in place."""
+    fused = a.flag("cross_entropy_loss_fusion")
+    native = (a.text("cross_entropy_fusion_impl") or "native") == "native"
+    kept = 2 * (a.whole("wgrad_deferral_limit") or 0) if a.flag("defer_embedding_wgrad_compute") else 0
+    size = NATIVE_LOSS if fused and native else PLAIN_LOSS if kept else 0
+    return {"fused_loss": fused} | ({"logit_bytes": size + kept} if size else {})
+
+
+def _extras(a: _Given, software: str) -> Table:
+    """What of Megatron-Core takes memory alone: gradients in the weights' precision, masks, an expert at a time."""
+    if software != "megatron-core":
+        return {}
+    return {
+        "fused_accumulation": not a.flag("no_gradient_accumulation_fusion"),
+        "attention_masks": not a.flag("no_create_attention_mask_in_dataloader"),
+        "grouped_experts": a.flag("moe_grouped_gemm"),
+    }
+
+
 def _software(a: _Given) -> str:
     if "deepspeed_config" in a or a.flag("deepspeed") or "zero_stage" in a:
         return "megatron-deepspeed"
-    if "DDP_impl" in a or "checkpoint_activations" in a.found or a.text("transformer_impl") == "local":
+    old = a.text("transformer_impl") == "local" and not a.flag("use_mcore_models")
+    if "DDP_impl" in a or "checkpoint_activations" in a.found or old:
         return "megatron-2021"
     return "megatron-core"

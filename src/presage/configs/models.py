@@ -14,8 +14,9 @@ from typing import Any
 
 from presage.configs.hugging_face import read_config
 from presage.configs.schema import ExpertConfig, ModelConfig, check_keys, convert_section, given_fields, merge_sections
-from presage.configs.transformer import GATED, Experts, Latent, Transformer
-from presage.errors import InputError, PresageError
+from presage.configs.transformer import GATED, LETTERS, Experts, Latent, LinearAttention, Mamba, Transformer
+from presage.configs.vision import VisionTower
+from presage.errors import InputError, PresageError, near
 from presage.files.reading import lines
 from presage.hardware.facts import load_toml
 
@@ -24,6 +25,12 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "none")
 SPREAD = 17  # busy experts are so far from each other, for software deals them out to ranks
 REQUIRED = ("hidden", "layers", "heads", "vocab")
+PARTS = ("experts", "latent", "mamba", "linear", "vision", "pattern", "layer_types")  # what is no plain field
+# Hugging Face's names of layers, as letters of a pattern. Each is followed by a feed-forward block.
+LAYER_TYPES = {
+    "full_attention": "a", "attention": "a", "sliding_attention": "w", "chunked_attention": "w", "mamba": "m",
+    "mamba2": "m", "linear_attention": "g",
+}  # fmt: skip
 
 
 def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
@@ -33,7 +40,7 @@ def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model"
         if getattr(w, key) is None:
             raise InputError(path, "is missing: give it, or a preset, or a config", f"model.{key}")
     _check_fields(w, path)
-    given = {k: v for k, v in given_fields(w).items() if k not in ("experts", "latent")}
+    given = {k: v for k, v in given_fields(w).items() if k not in PARTS}
     hidden, heads = given["hidden"], given["heads"]
     given.setdefault("kv_heads", heads)
     given.setdefault("head_dim", hidden // heads)
@@ -43,12 +50,39 @@ def transformer_from_fields(table: Mapping[str, Any], path: str | Path = "model"
         **given,
         experts=_experts(w.experts, given["ffn"], path) if w.experts else None,
         latent=Latent(**given_fields(w.latent)) if w.latent else None,
+        mamba=Mamba(**given_fields(w.mamba)) if w.mamba else None,
+        linear=LinearAttention(**given_fields(w.linear)) if w.linear else None,
+        vision=VisionTower(**given_fields(w.vision)) if w.vision else None,
+        pattern=_pattern(w, path),
     )
 
 
 def model_fields(model: Transformer) -> dict[str, Any]:
     """A Transformer as the words of a [model] table."""
     return {k: v for k, v in asdict(model).items() if v is not None and (k != "name" or v)}
+
+
+def _pattern(w: ModelConfig, path: str | Path) -> str:
+    """Layers by letter; empty where all are alike, or where windows are a matter of `window_every`."""
+    text, layers = w.pattern or "", w.layers or 0
+    if w.layer_types and not text:
+        for name in w.layer_types:
+            if name not in LAYER_TYPES:
+                what = f"knows no layer {name!r}{near(name, LAYER_TYPES)}: choose from {', '.join(LAYER_TYPES)}"
+                raise InputError(path, what, "model.layer_types")
+        text = "".join(LAYER_TYPES[name] for name in w.layer_types)
+    if strange := sorted(set(text) - set(LETTERS)):
+        raise InputError(
+            path, f"has {strange[0]!r}: layers are {' '.join(LETTERS)} (see docs/recipes.md)", "model.pattern"
+        )
+    if text and len(text) != layers:
+        raise InputError(path, f"has {len(text)} layers: layers is {layers}", "model.pattern")
+    for mixer, section, given in (("mamba", "mamba", w.mamba), ("linear", "linear", w.linear)):
+        if any(LETTERS[x][0] == mixer for x in text) and given is None:
+            raise InputError(path, f"has layers of [model.{section}]: give its sizes", "model.pattern")
+    if "E" in text and w.experts is None:
+        raise InputError(path, "has layers of experts: give [model.experts]", "model.pattern")
+    return "" if set(text) <= {"a"} else text
 
 
 def _check_fields(w: ModelConfig, path: str | Path) -> None:

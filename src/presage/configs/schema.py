@@ -40,6 +40,41 @@ class LatentConfig(msgspec.Struct):
     value: int = 128
 
 
+class MambaConfig(msgspec.Struct):
+    heads: int
+    head_dim: int = 64
+    state: int = 128
+    groups: int = 8
+    conv: int = 4
+    chunk: int = 128
+
+
+class LinearConfig(msgspec.Struct):
+    key_heads: int
+    value_heads: int
+    key_dim: int = 128
+    value_dim: int = 128
+    conv: int = 4
+    chunk: int = 64
+    kind: str = "gated-delta"
+
+
+class VisionConfig(msgspec.Struct):
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    patches: int
+    images: float = 1.0
+    merge: int = 1
+    inputs: int = 588
+    gated: bool = False
+    window: int = 0
+    full_every: int = 0
+    extra: int = 0
+    frozen: bool = True
+
+
 class ModelConfig(msgspec.Struct):
     preset: str | None = None
     config: str | None = None  # a Hugging Face config.json
@@ -61,8 +96,15 @@ class ModelConfig(msgspec.Struct):
     window_every: int | None = None
     predicted: int | None = None
     causal: bool | None = None
+    pattern: str | None = None  # layers by letter, as Megatron's --hybrid-override-pattern
+    layer_types: list[str] | None = None  # or by name, as Hugging Face's configurations
+    gated_attention: bool | None = None
+    chunked: bool | None = None
     experts: ExpertConfig | None = None
     latent: LatentConfig | None = None
+    mamba: MambaConfig | None = None
+    linear: LinearConfig | None = None
+    vision: VisionConfig | None = None
 
 
 class RecomputeConfig(msgspec.Struct):
@@ -70,6 +112,15 @@ class RecomputeConfig(msgspec.Struct):
     modules: list[str] = []
     share: float = 1.0
     offload: float = 0.0
+
+
+class LoraConfig(msgspec.Struct):
+    rank: int = 16
+    targets: list[str] | None = None  # q, k, v, o
+    base: str | None = None  # 16bit; qlora: nf4
+    adapter_bits: int = 16
+    dropout: bool = False
+    residual_bits: int = 16
 
 
 class TrainingConfig(msgspec.Struct):
@@ -80,6 +131,14 @@ class TrainingConfig(msgspec.Struct):
     precision: str = "bf16"
     optimizer: str = "adam"
     recompute: str | RecomputeConfig = "none"
+    lengths: str | list[int] | None = None  # of documents that sequences are packed of: a law, a file, or lengths
+    scaling: str | None = None  # of fp8: delayed, tensor, row, block
+    muon: str = "sharded"
+    muon_steps: int = 5
+    host_optimizer: float = 0.0
+    host_overlap: bool = False
+    tune: str | None = None  # full; lora where there is a [training.lora]
+    lora: LoraConfig | None = None
 
 
 class ParallelConfig(msgspec.Struct):
@@ -90,6 +149,7 @@ class ParallelConfig(msgspec.Struct):
     virtual: int = 1
     schedule: str | None = None
     cp: int = 1
+    cp_balance: str = "zigzag"  # or none
     ep: int = 1
     expert_tp: int = 1
     dispatcher: str | None = None  # as the framework does
@@ -126,11 +186,17 @@ class FrameworkConfig(msgspec.Struct):
     host: str | None = None
     bucket_MB: float | None = None
     dispatcher: str | None = None
+    fused_adapters: bool | None = None
     graphs: list[str] | None = None
     flat_gathers: bool | None = None
     broadcasts: bool | None = None
     sequence: bool | None = None
     async_backward: bool | None = None
+    fused_accumulation: bool | None = None
+    attention_masks: bool | None = None
+    grouped_experts: bool | None = None
+    foreach: bool | None = None
+    logit_bytes: float | None = None
     extra_bytes: float | None = None
     update_bytes: float | None = None
     forward_us: float | None = None
@@ -225,9 +291,10 @@ class JobConfig(msgspec.Struct):
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "training": TrainingConfig,
-    "training.recompute": RecomputeConfig, "parallel": ParallelConfig, "overlap": OverlapConfig,
-    "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
+    "model": ModelConfig, "model.experts": ExpertConfig, "model.latent": LatentConfig, "model.mamba": MambaConfig,
+    "model.linear": LinearConfig, "model.vision": VisionConfig, "training": TrainingConfig,
+    "training.recompute": RecomputeConfig, "training.lora": LoraConfig, "parallel": ParallelConfig,
+    "overlap": OverlapConfig, "framework": FrameworkConfig, "cluster": ClusterConfig, "run": RunConfig,
     "rl": RlConfig, "rl.engine": EngineConfig,
 }  # fmt: skip
 

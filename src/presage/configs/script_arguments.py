@@ -117,6 +117,7 @@ def _leaves(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 PAIR = re.compile(
     r"(?:^|(?<=[\s'\"]))\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s'\"\\]*)"
 )
+QUOTED_DEFAULT = re.compile(r"(\$\{\w+:?[-=])\"([^\"\n]*)\"\}")
 INSERTED = re.compile(r"\$\{([\w.]+)\}")
 PRODUCT = re.compile(r"\$\{mul:\s*([^,{}]+),\s*([^,{}]+)\}")
 
@@ -126,6 +127,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     text = read_text(path, MOST)
     if path.suffix not in (".json", ".yaml", ".yml"):
+        text = QUOTED_DEFAULT.sub(r"\1\2}", text)
         found = shell(text)
         text = COMMENT.sub("", text).replace("\\\n", " ")
         pairs = {f[1]: _plain(_expanded(f[2].strip("\"'"), found.variables)) for f in PAIR.finditer(text)}
@@ -330,20 +332,3 @@ def _flat(text: str, path: str | Path) -> str:
 def _repeated(match: re.Match[str]) -> str:
     what, times = (match[1], match[2]) if match[2] else (match[3], match[4])
     return what * min(int(times), LAYERS)
-
-
-# ---- what is refused
-
-UNMODELLED = {  # changes a step and is not modelled: what to use instead
-    "moe_latent_size": "give moe_ffn_hidden_size and hidden_size of a model whose experts work on the whole width",
-    "moe_extended_tp": "use --expert-tensor-parallel-size",
-    "moe_upcycling_granularity": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-    "moe_use_upcycling": "give --num-experts and --moe-ffn-hidden-size as they are afterwards",
-}
-
-
-def refuse(arguments: Arguments, path: str | Path) -> None:
-    """Turn down a script with an argument that changes a step and is not modelled."""
-    for name, instead in UNMODELLED.items():
-        if name in arguments:
-            raise InputError(path, f"is not modelled: {instead}", "--" + name.replace("_", "-"))

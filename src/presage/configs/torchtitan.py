@@ -19,13 +19,14 @@ KNOWN = {
     "training": (
         "batch_size", "local_batch_size", "global_batch_size", "seq_len", "compile", "tensor_parallel_degree",
         "data_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree", "mixed_precision_param",
-        "mixed_precision_reduce", "dtype", "enable_float8_linear",
+        "mixed_precision_reduce", "dtype", "enable_float8_linear", "enable_cpu_offload",
     ),
     "parallelism": (
         "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
         "pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree",
         "expert_tensor_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
         "pipeline_parallel_layers_per_stage", "enable_async_tensor_parallel", "fsdp_reshard_after_forward",
+        "context_parallel_load_balance", "context_parallel_rotate_method",
         "pipeline_parallel_expert_parallel_overlap", "expert_parallel_comm_backend",
     ),
     "experimental": (
@@ -35,7 +36,8 @@ KNOWN = {
     "activation_checkpoint": ("mode", "selective_ac_option"),
     "optimizer": ("name",),
     "compile": ("enable", "components"),
-    "float8": ("enable_float8_linear",),
+    "float8": ("enable_float8_linear", "recipe_name", "enable_fsdp_float8_all_gather"),
+    "quantize": ("linear",),
 }  # fmt: skip
 QUIET_KEYS = re.compile(
     r"^(lr|eps|beta.*|weight_decay|implementation|steps|max_norm|dataset.*|warmup.*|seed|.*_path|norm_type)$"
@@ -61,6 +63,7 @@ def titan_sections(table: Table, path: str | Path = HOME) -> tuple[dict[str, Any
     parallel = _parallel(get)
     batch = get.whole("local_batch_size", "training") or get.whole("batch_size", "training") or 1
     training |= _batches(get, parallel, batch) | {"precision": _precision(get), "recompute": _recompute(get)}
+    training |= _recipe(get, training["precision"])
     if optimizer := get("name", "optimizer"):
         training["optimizer"] = str(optimizer).lower()
     sections = {
@@ -119,6 +122,8 @@ def _parallel(get: _Getter) -> dict[str, Any]:
     out: dict[str, Any] = {"tp": tp, "pp": pp, "cp": cp, "ep": get.degree("expert_parallel_degree")}
     out["expert_tp"] = get.degree("expert_tensor_parallel_degree")
     out["sequence_parallel"] = tp > 1
+    if get("context_parallel_load_balance", "parallelism") is False:
+        out["cp_balance"] = "none"
     if shard > 0:
         out["dp"] = copies * shard
     if shard * cp != 1:
@@ -177,6 +182,19 @@ def _precision(get: _Getter) -> str:
         return "mxfp8" if any("mx" in str(c) for c in get("converters", "model") or ()) else "fp8"
     named = str(get("mixed_precision_param", "training") or "bfloat16")
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(named, named)
+
+
+def _recipe(get: _Getter, precision: str) -> dict[str, Any]:
+    """Scaling of fp8, and what lies on the host. TorchTitan scales by tensor unless told."""
+    out: dict[str, Any] = {}
+    linear = get("linear", "quantize")
+    inner = linear.get("float8", {}) if isinstance(linear, Mapping) else {}
+    if precision == "fp8":
+        out["scaling"] = str(get("recipe_name", "float8") or inner.get("recipe_name") or "tensorwise")
+    if get("enable_cpu_offload", "training"):
+        what = "offloads parameters and gradients too, which is not modelled: use the job's host_optimizer"
+        raise InputError(get.path, what, "training.enable_cpu_offload")
+    return out
 
 
 def _recompute(get: _Getter) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from presage.configs.vision import VisionTower
+
 CLAMPED = "clamped_swiglu"  # whose inputs are held within limits first (gpt-oss)
 GATED = ("swiglu", "geglu", "reglu", CLAMPED)  # three matrices in a feed-forward block; all others have two
 
@@ -67,6 +69,79 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba-2 layers (state-space duality, arXiv 2405.21060)."""
+
+    heads: int
+    head_dim: int = 64
+    state: int = 128  # numbers a head keeps for each of its dimensions
+    groups: int = 8  # of heads that share inputs and outputs of the state
+    conv: int = 4  # tokens of the convolution before the scan
+    chunk: int = 128  # tokens that are multiplied at once, in a scan over chunks
+
+    @property
+    def width(self) -> int:
+        """All heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: the heads' inputs, and what writes and reads the state."""
+        return self.width + 2 * self.groups * self.state
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of a layer's mixer: projections, convolution, decays, skips and steps of heads, a gated norm."""
+        into = hidden * (self.width + self.convolved + self.heads)
+        return into + self.convolved * (self.conv + 1) + 3 * self.heads + self.width + self.width * hidden
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Linear attention by a delta rule with gates: gated DeltaNet (arXiv 2412.06464) or Kimi's (arXiv 2510.26692)."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int = 128
+    value_dim: int = 128
+    conv: int = 4
+    chunk: int = 64
+    kind: str = "gated-delta"  # a decay for each head; kimi-delta: for each of its dimensions
+
+    @property
+    def keys(self) -> int:
+        """All keys together, and all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def gates(self) -> int:
+        """Columns of the input projection beside queries, keys and values: of gates and step sizes."""
+        if self.kind == "kimi-delta":
+            return 2 * self.value_dim + self.value_heads  # two of low rank
+        return self.values + 2 * self.value_heads
+
+    def parameters(self, hidden: int) -> int:
+        """Parameters of one layer's mixer."""
+        wide = 2 * self.keys + self.values
+        fixed = hidden * (wide + self.gates) + self.conv * wide + self.values * hidden + self.value_dim
+        if self.kind == "kimi-delta":  # the low ranks' other halves, decays of heads, a shift for each dimension
+            return fixed + self.value_dim * (self.keys + self.values) + self.key_heads + self.keys
+        return fixed + 2 * self.value_heads
+
+
+# Layers of a pattern by letter: what mixes tokens, and whether a feed-forward block follows. Capitals and signs are
+# Megatron's (one block a layer); small letters are layers of a mixer and a feed-forward block.
+LETTERS = {
+    "M": ("mamba", False), "G": ("linear", False), "*": ("attention", False), "-": ("", True), "E": ("", True),
+    "m": ("mamba", True), "g": ("linear", True), "a": ("attention", True), "w": ("attention", True),
+}  # fmt: skip
+EXPERTS_ONLY, DENSE_ONLY, WINDOW = "E", "-", "w"
+
+
+@dataclass(frozen=True, slots=True)
 class Transformer:
     """One stack of layers between an embedding and a vocabulary head."""
 
@@ -89,6 +164,12 @@ class Transformer:
     experts: Experts | None = None
     predicted: int = 0  # further tokens predicted, a layer each (DeepSeek's MTP)
     causal: bool = True
+    pattern: str = ""  # layers by letter (LETTERS) where not all have attention; empty: all have it
+    mamba: Mamba | None = None
+    linear: LinearAttention | None = None
+    gated_attention: bool = False  # outputs of attention times a gate, made with the queries (Qwen3-Next)
+    vision: VisionTower | None = None  # an encoder of images before the first layer
+    chunked: bool = False  # the window is a chunk: a query sees those before it in its chunk (Llama 4)
     name: str = ""
 
     @property
@@ -110,16 +191,43 @@ class Transformer:
         """All keys of a layer together."""
         return self.kv_heads * self.head_dim
 
-    def has_experts(self, layer: int) -> bool:
+    def mixer(self, layer: int) -> str:
+        """What mixes tokens in a layer: attention, mamba, linear, or nothing."""
+        return LETTERS[self.pattern[layer]][0] if self.pattern else "attention"
+
+    def feeds(self, layer: int) -> str:
+        """The feed-forward block of a layer: dense, experts, or none."""
+        letter = self.pattern[layer] if self.pattern else ""
+        if letter and (letter in (EXPERTS_ONLY, DENSE_ONLY) or not LETTERS[letter][1]):
+            return {EXPERTS_ONLY: "experts", DENSE_ONLY: "dense"}.get(letter, "")
+        return "experts" if self._routes(layer) else "dense"
+
+    def _routes(self, layer: int) -> bool:
         e = self.experts
         return e is not None and layer >= e.dense_layers and (layer - e.dense_layers) % e.every == 0
 
+    def has_experts(self, layer: int) -> bool:
+        return self.feeds(layer) == "experts" if self.pattern else self._routes(layer)
+
     def has_window(self, layer: int) -> bool:
+        if self.pattern and self.window_every == 1:
+            return bool(self.window) and self.pattern[layer] == WINDOW
         return bool(self.window) and layer % self.window_every == 0
+
+    def kind(self, layer: int) -> tuple[object, ...]:
+        """Layers of one kind cost the same."""
+        if not self.pattern:
+            return self._routes(layer), self.has_window(layer)
+        return self.mixer(layer), self.feeds(layer), self.has_window(layer)
 
     @property
     def expert_layers(self) -> int:
         return sum(self.has_experts(i) for i in range(self.layers))
+
+    @property
+    def feed_layers(self) -> int:
+        """Layers with a feed-forward block."""
+        return sum(bool(self.feeds(i)) for i in range(self.layers)) if self.pattern else self.layers
 
     # ---- parameters
 
@@ -128,13 +236,24 @@ class Transformer:
         h, bias = self.hidden, int(self.bias)
         if self.latent is None:
             out = self.heads * self.head_dim / tp
-            return (h + bias) * (out + 2 * max(1.0, self.kv_heads / tp) * self.head_dim) + out * h + bias * h
+            into = out * (2 if self.gated_attention else 1) + 2 * max(1.0, self.kv_heads / tp) * self.head_dim
+            return (h + bias) * into + out * h + bias * h
         a = self.latent
         query = h * self.query_width / tp
         if a.query_rank:
             query = h * a.query_rank + a.query_rank * (1 + self.query_width / tp)
         key = h * (a.key_rank + a.rope) + a.key_rank * (1 + self.heads * (a.nope + a.value) / tp)
         return query + key + self.value_width / tp * h
+
+    def mixer_parameters(self, mixer: str) -> int:
+        """Parameters of what mixes tokens in a layer."""
+        if mixer == "mamba":
+            assert self.mamba is not None
+            return self.mamba.parameters(self.hidden)
+        if mixer == "linear":
+            assert self.linear is not None
+            return self.linear.parameters(self.hidden)
+        return int(self.attention_parameters()) if mixer else 0
 
     def block_parameters(self, ffn: int) -> int:
         """Parameters of a feed-forward block of this width."""
@@ -152,9 +271,10 @@ class Transformer:
 
     def outside_expert_parameters(self, layer: int) -> int:
         """Parameters of one layer, all but the routed experts."""
-        fixed = int(self.attention_parameters()) + 2 * self.norm_parameters
-        if not self.has_experts(layer):
-            return fixed + self.block_parameters(self.ffn)
+        mixes, feeds = self.mixer(layer), self.feeds(layer)
+        fixed = self.mixer_parameters(mixes) + (bool(mixes) + bool(feeds)) * self.norm_parameters
+        if feeds != "experts":
+            return fixed + (self.block_parameters(self.ffn) if feeds else 0)
         e = self.experts
         assert e is not None
         return fixed + self.hidden * e.experts + (self.block_parameters(e.shared_ffn) if e.shared_ffn else 0)
@@ -177,7 +297,18 @@ class Transformer:
     def parameters(self) -> int:
         """All parameters, without multi-token-prediction layers, as model cards count."""
         layers = sum(self.layer_parameters(i) for i in range(self.layers))
-        return self.embedding_parameters + layers + self.head_parameters
+        return self.embedding_parameters + layers + self.head_parameters + self.vision_parameters
+
+    @property
+    def vision_parameters(self) -> int:
+        """Parameters of the encoder of images and its projector."""
+        return self.vision.parameters(self.hidden) if self.vision else 0
+
+    @property
+    def trained_vision_parameters(self) -> int:
+        """Those of its parameters that are trained: of a frozen tower the projector's alone."""
+        v = self.vision
+        return 0 if v is None else v.projector(self.hidden) if v.frozen else v.parameters(self.hidden)
 
     @property
     def active_parameters(self) -> int:

@@ -20,6 +20,7 @@ from presage.costs.corrections import (
     Fp32GemmCorrection,
     TableCorrection,
     carried,
+    shortest_kernel,
     transfer_streaming,
 )
 from presage.costs.families import BY_OP, FAMILIES, Law
@@ -34,7 +35,6 @@ from presage.graph.families import family
 from presage.graph.graph import HOST_MEMORY, ON_HOST, STAGED, Graph, Op, references
 from presage.graph.work import flops
 from presage.hardware import Gpu, gpu
-from presage.hardware.architecture import architecture
 
 TENSOR_KINDS = ("bf16", "fp16", "tf32")
 Floats = npt.NDArray[np.float64]
@@ -73,9 +73,7 @@ class CalibratedKernels:
     @property
     def shortest(self) -> float:
         """Seconds of the shortest kernel, where the corrections of another architecture do not tell it; else 0."""
-        if self.gpu.architecture == self.calibrated.architecture:
-            return 0.0
-        return architecture(self.gpu.architecture).shortest_us * 1e-6
+        return shortest_kernel(self.gpu, self.calibrated)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -184,8 +182,7 @@ def _family_times(models: CalibratedKernels, name: str, described: Mapping[Any, 
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     warm, cold = _seconds(models, name, described, x)
     least = np.maximum(warm, [family.cold(law) for law in laws])
-    starts = launches * models.shortest
-    warm, cold = np.hypot(warm, starts), np.hypot(np.maximum(cold, least), starts)
+    warm, cold = (np.hypot(seconds, launches * models.shortest) for seconds in (warm, np.maximum(cold, least)))
     columns = zip(described, warm, cold, launches, laws, strict=True)
     return {key: CallTime(float(w), float(d), float(n), law, family.computes) for key, w, d, n, law in columns}
 

@@ -142,6 +142,11 @@ def carried(known: Floats, family: KernelFamily, here: Gpu, there: Gpu) -> Float
     return np.zeros(len(known))
 
 
+def shortest_kernel(here: Gpu, there: Gpu) -> float:
+    """Seconds of the shortest kernel on the GPU `here`, where its architecture is not that of the GPU `there`."""
+    return 0.0 if here.architecture == there.architecture else architecture(here.architecture).shortest_us * 1e-6
+
+
 KINDS = ("bfloat16", "float16")  # what tables time, and what runs alike
 TILES = ((128, 256), (256, 128), (128, 128), (64, 64))
 ROWS = 128

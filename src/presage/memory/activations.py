@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.memory.layer_kinds import narrowed, without_frozen
 from presage.memory.optimizer_state import key_heads
 
 FLASH = ("flash1", "flash2", "flash3")
@@ -21,6 +22,7 @@ AGAIN = {
     "layernorm": ("norm_out", "mlp_norm"),
     "mla_up_proj": ("heads",),
     "mlp": ("up", "act"),
+    "mamba": ("out",),
     "moe_act": ("act", "expert_act"),
     "moe": ("router", "sorted", "up", "act", "expert_up", "expert_act"),
 }
@@ -60,20 +62,46 @@ def number_bytes(precision: str) -> float:
 
 
 def transformer_engine(job: Job) -> bool:
-    return job.framework.host in ("megatron-core", "graph") and not job.framework.compiled
+    """Whether layers are Transformer Engine's: Megatron's own softmax kernel is part of its own layers only."""
+    f = job.framework
+    return f.host in ("megatron-core", "graph") and not f.compiled and f.attention != "fused-softmax"
 
 
-def layer_activations(job: Job, experts: bool) -> LayerMemory:
-    k, r = _kept(job, experts), job.recompute
+def layer_activations(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> LayerMemory:
+    k, r = _whole_layer(job, experts, mixer, feeds), job.recompute
     whole = sum(k)
     if r.mode == "full":
-        kept = k.norm_in
+        kept = _layer_input(job)
     elif r.mode == "selective":
         kept = sum(_selected(job, k, r.modules or ("core_attn",)))
     else:
         kept = whole
     kept = r.share * kept + (1 - r.share) * whole
     return LayerMemory(kept * (1 - r.offload), whole, whole - kept + _live_gradients(job, experts))
+
+
+def layer_parts(job: Job, experts: bool, mixer: str = "attention", feeds: bool = True) -> dict[str, float]:
+    """What a layer keeps with the job's recomputation, by part; `input`: of layers that are recomputed as a whole."""
+    k, r = _whole_layer(job, experts, mixer, feeds), job.recompute
+    parts = {"input": 0.0} | k._asdict()
+    left = parts
+    if r.mode == "full":
+        left = dict.fromkeys(parts, 0.0) | {"input": _layer_input(job)}
+    elif r.mode == "selective":
+        left = {"input": 0.0} | _selected(job, k, r.modules or ("core_attn",))._asdict()
+    return {name: (r.share * left[name] + (1 - r.share) * parts[name]) * (1 - r.offload) for name in parts}
+
+
+def _whole_layer(job: Job, experts: bool, mixer: str, feeds: bool) -> LayerActivations:
+    """A layer without recomputation."""
+    k = without_frozen(job, _kept(job, experts))
+    return narrowed(job, k, mixer, feeds, number_bytes(job.precision))
+
+
+def _layer_input(job: Job) -> float:
+    m, p = job.model, job.parallel
+    wide = job.tuning.frozen and job.tuning.residual_bits == 32
+    return (4.0 if wide else number_bytes(job.precision)) * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
 
 
 def _kept(job: Job, experts: bool) -> LayerActivations:
@@ -83,7 +111,8 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
     outer = (
         m.hidden / p.tp if p.sequence_parallel else m.hidden
     )  # of a token, what a rank has between tensor-parallel blocks
-    norm = (e if f.fused_norms or f.compiled else e + 4) * outer + 4  # unfused: a copy in fp32, and the normalised one
+    norm = (e if f.fused_norms or f.compiled else e + 4) * outer  # unfused: a copy in fp32, and the normalised one
+    norm += 8 if m.norm == "layernorm" else 4  # what it divides by, and the mean
     value = m.value_width / p.tp
     latent, heads = _heads(job, e, i)
     return LayerActivations(
@@ -92,12 +121,17 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
         latent=latent,
         heads=heads,
         core=_core(job, e),
-        out=e * value + (i * value if i != e or p.cp > 1 else 0.0),  # what attention and the next product keep
+        out=e * value + (i * value if i != e or p.cp > 1 or _sample_first(job) else 0.0),
         masks=2.0 * outer if f.dropout else 0.0,
         mlp_in=norm,
         mlp_norm=(e if experts else i) * outer,
         **(_routed(job, e, i) if experts else _dense(job, e, i)),
     )
+
+
+def _sample_first(job: Job) -> bool:
+    """FlashAttention-2 wants samples first, Transformer Engine has tokens first: of its output both orders are kept."""
+    return transformer_engine(job) and job.framework.attention == "flash2" and job.micro_batch > 1
 
 
 def _heads(job: Job, e: float, i: float) -> tuple[float, float]:
@@ -127,8 +161,14 @@ def _routed(job: Job, e: float, i: float) -> dict[str, float]:
         "up": up * shared,
         "act": act * shared,
         "expert_up": up * width,
-        "expert_act": act * width,
+        "expert_act": (act + (e if _weighted_apart(job) else 0.0)) * width,
     }
+
+
+def _weighted_apart(job: Job) -> bool:
+    """Megatron-Core weights what experts' activation functions write by the router's probabilities before the second
+    product; only gated functions do so in one kernel, others keep it before and after."""
+    return job.framework.host in ("megatron-core", "graph") and not job.model.gated
 
 
 def _block(job: Job, e: float, i: float) -> tuple[float, float]:
@@ -178,11 +218,12 @@ def _by_op(job: Job, k: LayerActivations) -> LayerActivations:
 
 def _live_gradients(job: Job, experts: bool) -> float:
     """Gradients alive with everything kept, when the last layer's backward pass has come to its activation function:
-    its output's, and the one of what the function reads. With sequence parallelism before that a gathered one."""
+    its output's, and the one of what the function reads; op by op, of a gated one also that of the product. With
+    sequence parallelism before that a gathered one."""
     m, p = job.model, job.parallel
     e = number_bytes(job.precision)
-    outer = e * (m.hidden / p.tp if p.sequence_parallel else m.hidden)
-    gate = 2.0 if m.gated else 1.0
+    outer = _layer_input(job)
+    gate = (3.0 if job.framework.host == "torch" else 2.0) if m.gated else 1.0
     if experts and m.experts is not None:
         tokens, width = routed(job), m.experts.ffn / p.expert_tp
         return outer + e * tokens * max(2.0 * m.hidden, m.hidden + gate * width)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from presage.configs.job import Job
 from presage.configs.post_training import ENGINE_PRECISIONS, Engine
 from presage.configs.transformer import Transformer
-from presage.memory.job_memory import COMMUNICATOR, GIB, LAZY_CONTEXT
+from presage.memory.buffers import COMMUNICATOR, GIB, LAZY_CONTEXT
 from presage.memory.optimizer_state import parameter_shards
 from presage.parallel.plan import ParallelPlan
 

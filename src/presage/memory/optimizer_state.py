@@ -37,7 +37,7 @@ def optimizer_state(job: Job) -> OptimizerState:
     p = job.parallel
     weight, gradient, optimizer = _whole(job)
     ranks = max(1, job.sharding)
-    copies = max(1, min(ranks, job.expert_dp))
+    copies = max(1, job.expert_dp * ranks // max(1, job.dp * p.cp))  # of an expert, those that share one copy
     return OptimizerState(
         *_cut(p.zero, weight, gradient, optimizer, ranks), *_cut(p.zero, weight, gradient, optimizer, copies)
     )
@@ -47,6 +47,8 @@ def _whole(job: Job) -> tuple[float, float, float]:
     """Bytes per parameter before sharding."""
     f, p = job.framework, job.parallel
     moments = MOMENTS.get(job.optimizer, 8.0)
+    if job.optimizer == "adam-16bit" and job.precision in ("bf16", "fp16"):
+        return 2.0, 2.0, moments
     if p.fsdp or job.precision in ("fp32", "tf32"):  # the weights are in fp32: the optimizer has no copy of its own
         return 4.0, 4.0, moments
     weight = 2.0

@@ -8,9 +8,12 @@ from typing import Any
 
 from presage.configs.check import problems
 from presage.configs.job import Job, Recompute
+from presage.memory.flags import change_flags
 from presage.memory.job_memory import job_memory
 from presage.parallel.schedules import ONE_CHUNK
 
+MOST_CHANGES = 4  # that are made at once
+WHAT = {"op": "every second product"}
 LEAST = 0.005  # of the memory needed: what saves less is not worth a word
 
 
@@ -22,6 +25,7 @@ class MemorySaving:
     saved: float  # bytes of the worst stage
     margin: float  # bytes left afterwards
     job: Job
+    flags: str = ""  # of its software
 
     @property
     def fits(self) -> bool:
@@ -29,15 +33,41 @@ class MemorySaving:
 
 
 def memory_savings(job: Job) -> tuple[MemorySaving, ...]:
-    """All single changes that save memory and keep the job valid, largest saving first."""
-    now = job_memory(job).needed
-    already = set(problems(job))
+    """All single changes that save memory and keep the job valid, largest saving first; where none of them makes it
+    fit, before them several at once that do."""
+    now, already = job_memory(job), frozenset(problems(job))
+    found = _single_changes(job, now.needed, already)
+    if now.fits or not found or any(h.fits for h in found):
+        return found
+    together = _together(job, now.needed, already)
+    return (together, *found) if together else found
+
+
+def _single_changes(job: Job, now: float, already: frozenset[str]) -> tuple[MemorySaving, ...]:
     savings = []
     for change, other in _changes(job):
-        if set(problems(other)) <= already:
+        if already.issuperset(problems(other)):
             then = job_memory(other)
-            savings.append(MemorySaving(change, now - then.needed, then.margin, other))
+            flags = change_flags(job, other)
+            savings.append(MemorySaving(change, now - then.needed, then.margin, other, flags))
     return tuple(sorted((h for h in savings if h.saved > LEAST * now), key=lambda h: -h.saved))
+
+
+def _together(job: Job, now: float, already: frozenset[str]) -> MemorySaving | None:
+    """The change that saves most, then of what that leaves the one that does, until it fits."""
+    other = job
+    said: list[str] = []
+    for _ in range(MOST_CHANGES):
+        found = _single_changes(other, job_memory(other).needed, already)
+        if not found:
+            return None
+        best = next((h for h in found if h.fits), found[0])
+        other, said = best.job, [*said, best.change]
+        if best.fits:
+            return MemorySaving(
+                " and ".join(said), now - job_memory(other).needed, best.margin, other, change_flags(job, other)
+            )
+    return None
 
 
 def _changes(job: Job) -> Iterator[tuple[str, Job]]:
@@ -81,15 +111,29 @@ def _sharded(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def _computed_again(job: Job) -> Iterator[tuple[str, Job]]:
-    r, m = job.recompute, job.model
+    r = job.recompute
     if r.mode == "full" and r.share >= 1:
         return
     yield "full recomputation", replace(job, recompute=Recompute("full"))
-    modules = ["core_attn", "norm", "mlp"] + (["moe_act", "moe"] if m.experts else [])
-    for name in modules + (["mla_up_proj"] if m.latent else []):
-        if r.mode != "full" and name not in r.modules and "op" not in r.modules:
-            given = (*r.modules, name) if r.mode == "selective" else (name,)
-            yield f"recomputation of {name}", replace(job, recompute=Recompute("selective", given))
+    if r.mode == "full" or "op" in r.modules:
+        return
+    for name in _modules(job):
+        if name not in r.modules:
+            given = (*r.modules, name) if r.mode == "selective" and name != "op" else (name,)
+            yield f"recomputation of {WHAT.get(name, name)}", replace(job, recompute=Recompute("selective", given))
+
+
+def _modules(job: Job) -> Iterator[str]:
+    """What the job's software can compute again by itself: TorchTitan every second product, Megatron modules."""
+    m, key = job.model, job.framework.key
+    if key.startswith("torchtitan"):
+        yield "op"
+    elif key in ("megatron-2021", "megatron-deepspeed"):
+        yield "core_attn"
+    elif not key.startswith("hf-") and key != "deepspeed":
+        yield from ("core_attn", "norm", "mlp")
+        yield from ("moe_act", "moe") if m.experts else ()
+        yield from ("mla_up_proj",) if m.latent else ()
 
 
 def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
@@ -99,7 +143,7 @@ def _smaller(job: Job) -> Iterator[tuple[str, Job]]:
     less = next((n for n in range(size - 1, 0, -1) if replica % n == 0), 0)
     if less:
         yield f"microbatches of {less}, not {size}", replace(job, micro_batch=less)
-    if not f.fused_loss:
-        yield "a fused cross entropy", replace(job, framework=replace(f, fused_loss=True))
+    if not f.fused_loss or f.logit_bytes:
+        yield "a fused cross entropy", replace(job, framework=replace(f, fused_loss=True, logit_bytes=0.0))
     if not f.attention.startswith("flash"):
         yield "fused attention", replace(job, framework=replace(f, attention="flash2"))

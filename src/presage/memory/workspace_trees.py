@@ -4,8 +4,10 @@ Kernels that read another layout have their tensors copied into the workspace: w
 copied is one tree model each, and the copies' sizes are exact. The rest is the algorithm's own: parts of a weight
 gradient that are summed afterwards, products by image, Winograd and Fourier transforms, a persistent kernel's
 counters. A fourth model has its size, which is taken to be the nearest of the sizes known by formula if one is near.
+Weight gradients of pointwise convolutions in planar order are either such a product for each image, added up
+afterwards, or done in another layout: a model of its own tells which, for nothing lies between.
 
-Fitted on 80% of 33,300 convolutions measured on an H200 (cuDNN 9.19) as nets have them (`presage_fit.workspaces`). The
+Fitted on 80% of 43,300 convolutions measured on an H200 (cuDNN 9.19) as nets have them (`presage_fit.workspaces`). The
 choices are taken to be the same on other GPUs. For tensor cores; float32 without TF32 has rules (`workspace_fp32`).
 """
 
@@ -40,6 +42,7 @@ class WorkspaceTrees:
 
     copied: dict[str, tuple[Trees, ...]]
     extra: dict[str, Trees]
+    by_image: Trees  # whether a planar pointwise weight gradient is a product for each image
 
     def predict(self, convolutions: Sequence[Conv]) -> list[int]:
         """Bytes of the workspace of each. PyTorch's own depthwise kernels take none."""
@@ -58,14 +61,19 @@ class WorkspaceTrees:
         copies = (taken * np.array([sizes(c) for c in convolutions], np.int64)).sum(1)
         extra = 2 ** self.extra[role].predict(rows) - 1
         rest = [_near(c, e * UNIT) if e >= LEAST else 0 for c, e in zip(convolutions, extra.tolist(), strict=True)]
-        return [int(a) + b for a, b in zip(copies, rest, strict=True)]
+        found = [int(a) + b for a, b in zip(copies, rest, strict=True)]
+        images = [i for i, c in enumerate(convolutions) if may_go_by_image(c)]
+        for i, share in zip(images, self.by_image.predict(rows[images]) if images else (), strict=True):
+            found[i] = image_products(convolutions[i]) if share > 0.5 else found[i]
+        return found
 
 
 @cache
 def shipped(path: Path = FILE) -> WorkspaceTrees:
     arrays = read_npz(path)
     copied = {r: tuple(Trees.from_arrays(arrays, f"{r}.{t}") for t in COPIED) for r in ROLES}
-    return WorkspaceTrees(copied, {r: Trees.from_arrays(arrays, f"{r}.extra") for r in ROLES})
+    extra = {r: Trees.from_arrays(arrays, f"{r}.extra") for r in ROLES}
+    return WorkspaceTrees(copied, extra, Trees.from_arrays(arrays, "by_image"))
 
 
 _KNOWN: dict[Conv, int] = {}
@@ -92,6 +100,15 @@ def sizes(c: Conv) -> tuple[int, int, int]:
         wide = narrow = max(c.c, c.k)
     weights = 0 if c.taps == 1 else c.width * narrow * (wide // c.groups) * c.taps
     return c.width * c.n * wide * prod(c.large), c.width * c.n * narrow * prod(c.small), weights
+
+
+def may_go_by_image(c: Conv) -> bool:
+    return c.role == 2 and c.taps == 1 and c.groups == 1 and not c.channels_last and max(c.stride) == 1
+
+
+def image_products(c: Conv) -> int:
+    """Bytes of a weight gradient for each image, in float32."""
+    return 4 * c.k * (c.c // c.groups) * c.taps * c.n
 
 
 def features(c: Conv) -> list[float]:
@@ -121,7 +138,7 @@ def _near(c: Conv, nbytes: float) -> int:
 
 def _formulas(c: Conv) -> Iterator[int]:
     """Sizes of the known algorithms' buffers: products by image, Winograd's tiles, spectra of images and weights."""
-    one = 4 * c.k * (c.c // c.groups) * c.taps
+    one = image_products(c) // c.n
     yield one * c.n
     blocks = ceil(c.small[1] / 4) * ceil(c.small[2] / 4)
     yield WINOGRAD * 4 * (c.n * (c.c + c.k) * blocks + c.c * c.k)

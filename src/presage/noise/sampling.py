@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution
 
-
 Shape = int | tuple[int, ...] | None
 
 

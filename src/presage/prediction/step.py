@@ -43,6 +43,7 @@ from presage.prediction.step_program import (
 )
 
 if TYPE_CHECKING:
+    from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.rank_results import RankResults
 
 Bound: TypeAlias = Literal["gpu", "host", "loading", "communication"]
@@ -165,6 +166,7 @@ class StepResult(Result):
     assumptions: tuple[breakdown.StepAssumption, ...] = ()  # values that the code read and that are not known
     many: RankResults | None = None  # with several ranks
     draws: Floats = field(default_factory=lambda: np.empty(0), repr=False, compare=False)  # seconds per step, by draw
+    spread: StepDistribution | None = field(default=None, repr=False, compare=False)  # under a noise model
 
     @property
     def kind(self) -> ResultKind:
@@ -188,7 +190,10 @@ class StepResult(Result):
 
     @property
     def jitter(self) -> float:
-        """The host's pace from step to step where it loads batches, else what the simulated steps vary."""
+        """Of steps drawn under a noise model; else the host's pace where it loads batches, or what simulated steps
+        vary."""
+        if self.spread is not None:
+            return self.spread.steps[0.95].value / self.spread.steps[0.5].value - 1
         pace = self.basis.program.host.pace
         return math.exp(P95 * pace.step_sd) - 1 if self.bound == "loading" else self.basis.variation
 
@@ -271,6 +276,7 @@ class StepResult(Result):
             **({"recorded": list(map(_recorded, found))} if (found := self.recorded) else {}),
             **({} if self.data_loading is None else {"data_loading": asdict(self.data_loading)}),
             **(self.many.to_json() if self.many else {}),
+            **({"distribution": self.spread.to_json()} if self.spread else {}),
         }
 
 

@@ -41,6 +41,7 @@ class DataTable:
     dim: frozenset[int] = frozenset()
     wrap: bool = False  # whether numbers may wrap on a narrow terminal
     where: Where = "both"
+    key: bool = False  # shown at the terminal without -v too
 
     @property
     def folded(self) -> bool:
@@ -61,13 +62,14 @@ def data_table(
     dim: Iterable[int] = (),
     wrap: bool = False,
     where: Where = "both",
+    key: bool = False,
 ) -> DataTable:
     """A table with short rows filled up; `text`: how many columns from the left are text, or which."""
     width = len(columns)
     cells = tuple((*row, *[""] * (width - len(row))) for row in rows)
     left = frozenset(range(text)) if isinstance(text, int) else frozenset(text)
     strong, weak = (frozenset(i % len(cells) for i in chosen if cells) for chosen in (bold, dim))
-    return DataTable(tuple(columns), cells, title, left, strong, weak, wrap, where)
+    return DataTable(tuple(columns), cells, title, left, strong, weak, wrap, where, key)
 
 
 def share_table(

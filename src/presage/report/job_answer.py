@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from presage.configs.lengths import lengths_text
+from presage.configs.recipes import recipe_text
+from presage.configs.tuning import tuning_text
 from presage.parallel.schedules import default_schedule
 from presage.report import job_sections as parts
 from presage.report.answer import Answer, DataTable, Fact, data_table, limit_rows, sections_of, share_table
 from presage.report.next_sections import next_plans_section
+from presage.report.spread_tables import exceeding_table, spread_table
 from presage.report.terms import (
     LEAST,
-    MEMORY,
     count_text,
     gpu_basis,
-    interval,
     part_name,
     share_of,
     signed,
@@ -26,10 +29,6 @@ from presage.report.terms import (
 from presage.text import amount, percent, seconds, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from presage.noise.sampling import Estimate
-    from presage.prediction.draws.distribution import StepDistribution
     from presage.prediction.jobs.cost import TrainingCost
     from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 
@@ -120,6 +119,9 @@ def layout_text(p: JobResult) -> str:
         _sharding(p),
         f"{job.microbatches} microbatch{'es' if job.microbatches > 1 else ''} of {job.micro_batch} x {job.sequence:,}",
         job.precision,
+        lengths_text(job.lengths),
+        tuning_text(job.tuning),
+        recipe_text(job.recipe, job.optimizer),
         _recompute(p),
         job.framework.key,
     ]
@@ -226,59 +228,31 @@ def _stage_cells(s: StageSummary) -> tuple[str, ...]:
 
 
 def memory_table(p: JobResult) -> DataTable:
-    """Memory of the fullest stage by kind."""
-    m = p.memory.worst
-    held = [(words, float(getattr(m, name))) for name, words in MEMORY.items() if getattr(m, name)]
+    """Memory of the fullest stage at its worst moment, as the job's software names the parts."""
+    held = list(p.memory_parts.items())
     title = f"Memory per GPU of stage {_fullest(p)}"
-    return share_table(title, ("what", "bytes", "share"), held, ("needed", m.needed), size)
+    worst = p.memory.worst
+    table = share_table(title, ("what", "bytes", "share"), held, ("needed", worst.needed), size)
+    idle = (
+        "besides, at most: blocks that lie idle in the allocator",
+        size(worst.idle),
+        percent(worst.idle / worst.needed),
+    )
+    return replace(table, rows=(*table.rows, idle)) if worst.idle else table
 
 
 def savings_table(p: JobResult) -> DataTable:
-    """Changes that save memory; at the terminal where the job does not fit."""
+    """Changes that save memory: those that make the job fit first, the least slow before; at the terminal without -v
+    where the job does not fit."""
+    costs = list(zip(p.helps, p.help_costs, strict=False))[:SAVINGS_SHOWN]
+    costs.sort(key=lambda pair: (not pair[0].fits, pair[1] if pair[0].fits else -pair[0].saved))
     rows = [
-        (h.change, size(h.saved), size(h.margin) if h.margin >= 0 else f"-{size(-h.margin)}", "yes" if h.fits else "no")
-        for h in p.helps[:SAVINGS_SHOWN]
+        (h.change, h.flags, size(h.saved), _left(h.margin), "yes" if h.fits else "no", signed(cost))
+        for h, cost in costs
     ]
-    columns = ("change", "saves", "then left", "fits")
-    return data_table("What would save memory", columns, rows, where="page" if p.memory.fits else "both")
+    columns = ("change", "flags", "saves", "then left", "fits", "step time")
+    return data_table("What would save memory", columns, rows, text=2, key=not p.memory.fits)
 
 
-# ---- the distribution
-
-
-def spread_table(s: StepDistribution) -> DataTable:
-    """Quantiles of the step time and of the mean step of runs."""
-    title = f"Distribution: {s.count:,} draws; noise: {s.source}"
-    columns = ("", "step", "error", "90% interval", "run-mean step", "error", "90% interval")
-    rows = [
-        ("mean", *_estimate(s.mean)),
-        *((f"p{100 * q:g}", *_estimate(e), *_estimate(s.runs[q])) for q, e in s.steps.items()),
-    ]
-    return _without_empty(data_table(title, columns, rows))
-
-
-def exceeding_table(s: StepDistribution) -> DataTable:
-    """The probability that a step exceeds the median by some factor."""
-    rows = [
-        (
-            f"{seconds(times * s.steps[0.5].value)} ({signed(times - 1)} over p50)", percent(e.value, 2),
-            percent(e.error, 2), _interval_text(e, lambda v: percent(v, 2)),
-        )
-        for times, e in s.longer.items()
-    ]  # fmt: skip
-    return _without_empty(data_table("A step exceeds", ("", "probability", "error", "90% interval"), rows))
-
-
-def _estimate(e: Estimate) -> tuple[str, str, str]:
-    return seconds(e.value), seconds(e.error), _interval_text(e, seconds)
-
-
-def _interval_text(e: Estimate, text: Callable[[float], str]) -> str:
-    return "" if e.low is None or e.high is None else interval(e.low, e.high, text)
-
-
-def _without_empty(table: DataTable) -> DataTable:
-    """The table without columns that hold nothing."""
-    kept = [i for i in range(len(table.columns)) if i == 0 or any(row[i] for row in table.rows)]
-    rows = [[row[i] for i in kept] for row in table.rows]
-    return data_table(table.title, [table.columns[i] for i in kept], rows)
+def _left(margin: float) -> str:
+    return size(margin) if margin >= 0 else f"-{size(-margin)}"

@@ -15,6 +15,7 @@ from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_t
 from presage.report.html.charts.bars import parts_figure
 from presage.report.html.charts.distribution import distribution_section
 from presage.report.next_sections import next_edits_section
+from presage.report.spread_tables import noise_section
 from presage.report.step_sections import memory_section, ranks_section, step_roofline_section, step_timeline_section
 from presage.report.terms import (
     TAIL_HELP,
@@ -47,6 +48,7 @@ def predict_answer(p: StepResult, page: bool = False) -> Answer:
         recorded_section(p.recorded) if p.recorded else None,
         ranks_section(p.many, rank_table(p.many, p.memory_known)) if p.many is not None else None,
         collectives_section(p.many) if p.many is not None else None,
+        noise_section(p.spread) if p.spread is not None else None,
         step_timeline_section(p) if page else None,
         spread_section(p.draws) if page and len(p.draws) >= FEWEST else None,
         memory_section(p) if page and p.memory_known else None,

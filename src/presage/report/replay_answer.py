@@ -8,6 +8,7 @@ from math import nan
 from presage.report.answer import Answer, DataTable, Fact, Section, Tone, data_table, sections_of
 from presage.report.html.charts.bars import band_figure, grouped_figure, time_unit
 from presage.report.html.charts.lanes import LaneTasks, lanes_section
+from presage.report.spread_tables import noise_section
 from presage.report.terms import plural, signed
 from presage.report.trace_answer import short_op
 from presage.report.trace_tasks import measured_tasks, replayed_tasks, shown_ranks, shown_step, step_window
@@ -31,7 +32,11 @@ def replay_answer(f: ReplayFindings, page: bool = True) -> Answer:
         headline=headline(f),
         facts=_facts(f),
         sections=sections_of(
-            _steps_section(f), _error_section(f), _timeline_section(f) if page else None, _path_section(f)
+            _steps_section(f),
+            _error_section(f),
+            noise_section(f.spread) if f.spread is not None else None,
+            _timeline_section(f) if page else None,
+            _path_section(f),
         ),
         notes=(*(f"why: {reason}" for reason in f.reasons), *f.notes, NOT_SHOWN),
         to_data=f.to_json,
@@ -39,6 +44,14 @@ def replay_answer(f: ReplayFindings, page: bool = True) -> Answer:
 
 
 def headline(f: ReplayFindings) -> str:
+    if f.spread is not None:
+        p50, p95 = (f.spread.steps[q].value for q in (0.5, 0.95))
+        drawn = f"drawn with noise {seconds(p50)}, p95 {signed(p95 / p50 - 1)} over it"
+        return f"{_replay_text(f).rstrip('.')}; {drawn}."
+    return _replay_text(f)
+
+
+def _replay_text(f: ReplayFindings) -> str:
     replay = f"measured {seconds(f.measured)}/step, replayed {seconds(f.replayed)} ({signed(f.error, 2)})"
     if f.edited is None:
         known = "the step's dependencies are understood" if abs(f.error) <= FAIR_ERROR else "a dependency is missing"

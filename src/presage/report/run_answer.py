@@ -19,7 +19,8 @@ from presage.report.html.charts.bars import (
     tornado_table,
 )
 from presage.report.html.charts.distribution import distribution_figure, distribution_table
-from presage.report.terms import TAIL_HELP, count_text, gpu_basis, interval, step_time, verdict
+from presage.report.policy_sections import policies_section, policy_notes
+from presage.report.terms import TAIL_HELP, count_text, gpu_basis, interval, span, span_known, step_time, verdict
 from presage.runs.failures import DAY
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
 from presage.runs.whole import RunResult
@@ -30,6 +31,7 @@ CAUSE_NAMES = {
     "steps": "useful steps",
     "stalls": "stalls of single steps",
     "slow": "slow episodes",
+    "degraded": "replicas missing",
     "checkpoints": "writing checkpoints",
     "lost": "steps repeated",
     "detection": "detecting failures",
@@ -49,8 +51,8 @@ def run_answer(p: RunResult) -> Answer:
     where = f"{run.gpus:,} x {job.platform.gpu.name} ({job.platform.key})"
     tokens = count_text(run.steps * job.tokens)
     sections = sections_of(
-        _duration_section(p), _causes_section(p), _stops_section(p), _checkpoints_section(p), _changes_section(p),
-        _spares_section(p),
+        policies_section(p), _duration_section(p), _causes_section(p), _stops_section(p), _checkpoints_section(p),
+        _changes_section(p), _spares_section(p),
     )  # fmt: skip
     return Answer(
         title=name,
@@ -79,26 +81,6 @@ def headline(p: RunResult) -> str:
 def chance_text(share: float) -> str:
     """A share of draws is never certainty."""
     return "over 99%" if share > 0.99 else "under 1%" if share < 0.01 else percent(share, 0)
-
-
-def span(value: float) -> str:
-    """A duration in days, hours or minutes."""
-    if not isfinite(value):
-        return "never" if value > 0 else "-"
-    for scale, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
-        if abs(value) >= scale:
-            many = f"{value / scale:,.3g}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f}"
-            return f"{many} {unit if many != '1' else unit[:-1]}"
-    return seconds(value)
-
-
-def span_known(value: float) -> str:
-    """A duration with two digits: the step time has no more."""
-    text, _, unit = span(value).rpartition(" ")
-    try:
-        return f"{float(text.replace(',', '')):.2g} {unit}" if float(text.replace(",", "")) < 100 else f"{text} {unit}"
-    except ValueError:
-        return span(value)
 
 
 def facts(p: RunResult) -> tuple[Fact, ...]:
@@ -136,7 +118,7 @@ def notes(p: RunResult) -> tuple[str, ...]:
         failures if risk.unplanned else "no failures",
         f"standard errors of {p.draw_count:,} draws: {errors}",
     ]
-    return (*out, f"step-time noise: {p.noise}", p.job.model_error.note, *p.job.notes)
+    return (*policy_notes(p), *out, f"step-time noise: {p.noise}", p.job.model_error.note, *p.job.notes)
 
 
 # ---- duration
@@ -299,7 +281,7 @@ def _spares_section(p: RunResult) -> Section | None:
     if not p.spares:
         return None
     rows = [(f"{s.spares:,}", span(s.middle), span(s.late), span(s.waits) if s.waits else "-") for s in p.spares]
-    title = f"Spare nodes (a repair takes {span(p.run.reliability.repair)})"
+    title = f"Spare nodes (a repair takes {span(p.run.reliability.repair.mean)})"
     table = data_table(title, ("spares", "p50", "p95", "waiting"), rows)
     series = {"p50": [s.middle for s in p.spares], "p95": [s.late for s in p.spares]}
     finite = [v for values in series.values() for v in values if isfinite(v)]

@@ -16,9 +16,16 @@ from presage.report.plots import BarPanel, ErrorBar, draw_bars
 from presage.report.terms import TAIL_HELP, WORK, signed
 from presage.text import percent, seconds
 
-NAMES = {"class": WORK, "source": {s.name: s.words for s in SOURCES}}
-GROUPS = {"class": "Classes of work", "source": "Sources of noise", "stage": "Pipeline stages"}
-KINDS = ("class of work", "source of noise", "pipeline stage")
+OPS = {"all_gather": "AllGather", "reduce_scatter": "ReduceScatter", "all_reduce": "AllReduce",
+       "all_to_all": "AllToAll", "send_recv": "send and receive"}  # fmt: skip
+NAMES = {"class": WORK, "collective": OPS, "source": {s.name: s.words for s in SOURCES}}
+GROUPS = {
+    "class": "Classes of work",
+    "collective": "Collectives",
+    "source": "Sources of noise",
+    "stage": "Pipeline stages",
+}
+KINDS = ("class of work", "collective", "source of noise", "pipeline stage")
 BOTH = ("if perfectly steady", "if 10% faster")
 ERRORS = 2.0  # an effect below so many standard errors is shown as none
 LEAST = 0.02  # a share that is surely below this is shown as none
@@ -106,6 +113,13 @@ def class_table(s: Sensitivity, top: int) -> DataTable:
     return data_table("Classes of work", columns, rows)
 
 
+def collective_table(s: Sensitivity, top: int) -> DataTable:
+    """Kinds of collectives, likewise."""
+    columns = ("collective", "seconds", "critical", "steady: p50", "p95", "sd")
+    rows = [(row_name(r), *_critical(r), *_changed(r.steady, s)) for r in _order(s.of("collective"))[:top]]
+    return data_table("Collectives", columns, rows)
+
+
 def source_table(s: Sensitivity, top: int) -> DataTable:
     """Sources of noise, likewise."""
     columns = ("source", "steady: p50", "p95", "sd", "share of variance", "of p95 - p50", "of the mean's excess")
@@ -128,7 +142,7 @@ def stage_table(s: Sensitivity, top: int) -> DataTable:
     return data_table("Pipeline stages", columns, rows)
 
 
-TABLES = {"class": class_table, "source": source_table, "stage": stage_table}
+TABLES = {"class": class_table, "collective": collective_table, "source": source_table, "stage": stage_table}
 
 
 def _critical(r: SensitivityRow) -> tuple[str, str]:

@@ -11,12 +11,18 @@ from presage.report.plots import LinePanel, draw_lines
 from presage.studies.study_point import Study, StudyPoint
 from presage.text import percent, seconds
 
-FIRST = {"scale": "GPUs", "compute": "GPU", "domain": "NVLink", "power": "power cap"}
+FIRST = {
+    "scale": "GPUs", "compute": "GPU", "domain": "NVLink", "power": "power cap", "noise": "plan", "slow-node": "node",
+    "hot-rack": "rack",
+}  # fmt: skip
 ABOUT = {
     "scale": "on more GPUs",
     "compute": "on GPUs with faster tensor cores, same network and plan",
     "domain": "on the same GPUs in larger NVLink domains",
     "power": "on power-capped GPUs with a larger speed spread",
+    "noise": "with one kind of parallelism at a time, under the same noise",
+    "slow-node": "with one slow node, all other GPUs alike",
+    "hot-rack": "with a hot rack, all other GPUs alike",
 }
 Column = Callable[[StudyPoint], str]
 MORE: dict[str, dict[str, Column]] = {
@@ -43,6 +49,18 @@ MORE: dict[str, dict[str, Column]] = {
         "slower": lambda p: percent(p.more["slower"]) if p.more["slower"] else "-",
         "placement": lambda p: percent(-p.more["placing"]) if "placing" in p.more else "",
     },
+    "noise": {
+        "GPUs": lambda p: percent(p.more["gpus"]),
+        "operations": lambda p: percent(p.more["own"]),
+        "network": lambda p: percent(p.more["network"]),
+        "all alike": lambda p: percent(p.more["common"]),
+    },
+    "slow-node": {
+        "p95, best stage": lambda p: percent(p.more["least"]),
+        "p95, worst stage": lambda p: percent(p.more["most"]),
+        "worst": lambda p: f"{p.more['stage']:.0f}" if p.more["stage"] >= 0 else "",
+    },
+    "hot-rack": {"p95 cost": lambda p: percent(p.more["cost"])},
 }
 PANEL_PARTS = {
     "compute": COMPUTE,
@@ -80,7 +98,10 @@ def lesson(s: Study) -> str:
     """The result in a sentence."""
     if len(s.points) < 2:
         return "Nothing to compare: fewer than two points."
-    sentences = {"scale": _scale, "compute": _compute, "domain": _domain, "power": _power}
+    sentences = {
+        "scale": _scale, "compute": _compute, "domain": _domain, "power": _power, "noise": _noise,
+        "slow-node": _slow_node, "hot-rack": _hot_rack,
+    }  # fmt: skip
     return sentences[s.kind](s.points)
 
 
@@ -129,6 +150,30 @@ def _power(points: tuple[StudyPoint, ...]) -> str:
     )
 
 
+def _noise(points: tuple[StudyPoint, ...]) -> str:
+    most, least = max(points, key=lambda p: p.excess), min(points, key=lambda p: p.excess)
+    return (
+        f"{most.name} minds noise most: p95 {percent(most.excess)} over a step without noise; {least.name} least, "
+        f"{percent(least.excess)}."
+    )
+
+
+def _slow_node(points: tuple[StudyPoint, ...]) -> str:
+    b = points[-1]
+    where = f"in stage {b.more['stage']:.0f}" if b.shape.stages > 1 else "wherever it is"
+    return (
+        f"A node whose GPUs take {b.more['factor']:g} times as long makes p95 {percent(b.more['most'])} longer {where}"
+        + (f", {percent(b.more['least'])} where it costs least." if b.shape.stages > 1 else ".")
+    )
+
+
+def _hot_rack(points: tuple[StudyPoint, ...]) -> str:
+    laid = [p for p in points[1:] if p.more["groups"]]
+    worst, best = max(laid, key=lambda p: p.more["cost"]), min(laid, key=lambda p: p.more["cost"])
+    least, most = percent(best.more["cost"]), percent(worst.more["cost"])
+    return f"A hot rack costs {least} of p95 ({best.name}) to {most} ({worst.name})."
+
+
 def study_table(s: Study) -> DataTable:
     """One row per point."""
     columns = MORE[s.kind]
@@ -168,7 +213,10 @@ def plot_study(s: Study, path: Path) -> None:
     """Write the plot of a study."""
     job = s.job
     title = f"{job.name or job.model.name or 'job'} {ABOUT[s.kind]}"
-    panels_of = {"scale": _scale_panels, "power": _power_panels}.get(s.kind, _part_panels)
+    panels_of = {
+        "scale": _scale_panels, "power": _power_panels, "noise": _noise_panels, "slow-node": _slow_panels,
+        "hot-rack": _rack_panels,
+    }.get(s.kind, _part_panels)  # fmt: skip
     places, panels = panels_of(s.points)
     draw_lines(path, title, places, FIRST[s.kind], panels)
 
@@ -213,6 +261,30 @@ def _part_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]
         LinePanel("step, s", steps, stacked=True),
         LinePanel("where the predicted step goes, s", shares, stacked=True),
         LinePanel("p95 over p50, %", {"": _values(ps, lambda p: 100 * (p.spread - 1))}, stacked=True),
+    ]
+
+
+def _noise_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
+    """What noise adds to p95, all of it and each cause by itself."""
+    names = {"gpus": "differences between GPUs", "own": "operations", "network": "network", "common": "common to all"}
+    causes = {name: _values(ps, lambda p, k=k: 100 * p.more[k]) for k, name in names.items()}  # type: ignore[misc]
+    return [p.name for p in ps], [
+        LinePanel("p95 over a step without noise, %", {"": _values(ps, lambda p: 100 * p.excess)}, stacked=True),
+        LinePanel("each cause alone, %", causes, from_zero=True),
+        LinePanel("p95 over p50, %", {"": _values(ps, lambda p: 100 * (p.spread - 1))}, stacked=True),
+    ]
+
+
+def _slow_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
+    costs = {"worst stage": _values(ps, lambda p: 100 * p.more["most"])}
+    costs |= {"best stage": _values(ps, lambda p: 100 * p.more["least"])} if ps[0].shape.stages > 1 else {}
+    return [p.name for p in ps], [LinePanel("p95, % longer", costs), LinePanel("p95, s", {"": _values(ps, _p95)})]
+
+
+def _rack_panels(ps: tuple[StudyPoint, ...]) -> tuple[list[str], list[LinePanel]]:
+    return [p.name for p in ps], [
+        LinePanel("p95, % longer", {"": _values(ps, lambda p: 100 * p.more["cost"])}, stacked=True),
+        LinePanel("step, s", {"p95": _values(ps, _p95), "p50": _values(ps, _p50)}),
     ]
 
 

@@ -47,7 +47,8 @@ def detail_lines(answer: Answer, verbose: bool = True) -> Iterator[RenderableTyp
     """What stands below the headline, with empty lines between: everything, or one table and the first notes."""
     tables = answer.tables("terminal")
     verbose = verbose or not answer.headline  # where the tables are the answer
-    for table in tables if verbose else tables[:1]:
+    shown = tables if verbose else tuple(t for i, t in enumerate(tables) if i == 0 or t.key)
+    for table in shown:
         yield ""
         yield rich_table(table)
     for section in answer.sections:
@@ -59,7 +60,7 @@ def detail_lines(answer: Answer, verbose: bool = True) -> Iterator[RenderableTyp
         yield ""
     for note in notes:
         yield Text(f"note: {note}")
-    hidden = [] if verbose or len(tables) < 2 else [plural(len(tables) - 1, "more table")]
+    hidden = [] if len(shown) == len(tables) else [plural(len(tables) - len(shown), "more table")]
     if len(notes) < len(answer.notes):
         hidden.append(plural(len(answer.notes) - len(notes), "more note"))
     if hidden:

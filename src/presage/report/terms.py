@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 
 from presage.hardware import Gpu
 from presage.prediction.result import Quantiles, Result
@@ -144,3 +145,28 @@ def gpu_basis(gpu: Gpu) -> str:
 def family_name(name: str) -> str:
     """A family of ops as tables show it."""
     return "GEMM" if name == "matrix multiply" else name
+
+
+# ---- durations of runs
+
+DAY, HOUR = 86400.0, 3600.0
+
+
+def span(value: float) -> str:
+    """A duration in days, hours or minutes."""
+    if not isfinite(value):
+        return "never" if value > 0 else "-"
+    for scale, unit in ((DAY, "days"), (HOUR, "hours"), (60.0, "minutes")):
+        if abs(value) >= scale:
+            many = f"{value / scale:,.3g}" if abs(value) < 1e3 * scale else f"{value / scale:,.0f}"
+            return f"{many} {unit if many != '1' else unit[:-1]}"
+    return seconds(value)
+
+
+def span_known(value: float) -> str:
+    """A duration with two digits: the step time has no more."""
+    text, _, unit = span(value).rpartition(" ")
+    try:
+        return f"{float(text.replace(',', '')):.2g} {unit}" if float(text.replace(",", "")) < 100 else f"{text} {unit}"
+    except ValueError:
+        return span(value)

@@ -39,14 +39,39 @@ class ByScale:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """How long a failed node is away: Weibull times; a shape below 1 has a heavy tail, 1 is exponential."""
+
+    mean: float  # seconds
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mean < 0 or not 0.1 <= self.shape <= 20:
+            raise PresageError("a repair takes 0 seconds or more on average, with a shape of 0.1 to 20")
+
+    @property
+    def scale(self) -> float:
+        return self.mean / gamma(1 + 1 / self.shape)
+
+    @property
+    def median(self) -> float:
+        return float(self.scale * log(2) ** (1 / self.shape))
+
+    def of(self, exponential: Floats) -> Floats:
+        """Seconds, from draws of the standard exponential distribution."""
+        return np.asarray(self.scale * exponential ** (1 / self.shape))
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
-    """A class of failures: each stops the whole job."""
+    """A class of failures: each stops the whole job, or a replica of an elastic one."""
 
     name: str
     per_node_day: float
     detect: float = 60.0  # seconds until it is noticed, in which the job hangs
     node: float = 0.0  # share of them after which a node has to be replaced
     planned: bool = False  # known before: a checkpoint is written first, and no work is lost
+    repair: Repair | None = None  # None: as for all classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +101,10 @@ class Reliability:
     load: float = 0.0  # seconds of loading a checkpoint on top of that
     growth: ByScale = ByScale(((1.0, 1.0),))  # of the rate of a node's failures with the size of the job
     shape: float = 1.0  # of the Weibull times between failures; 1: at a constant rate
-    repair: float = DAY  # seconds until a node is back, on average
+    repair: Repair = Repair(DAY)  # until a node is back
+    frailty: float = 0.0  # variance of nodes' own failure rates about their mean of 1 (gamma); 0: all alike
+    relapse: float = 0.0  # share of repairs that did not help: the node fails again
+    relapse_after: float = DAY  # seconds until then, on average
     rate_sd: float = 0.0  # of the logarithm of the rates, between sites: spread evenly
     sources: Mapping[str, str] = field(default_factory=dict)
 

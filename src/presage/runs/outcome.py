@@ -12,7 +12,7 @@ from presage.runs.failures import DAY
 from presage.runs.run import TrainingRun
 
 Floats = NDArray[np.float64]
-CAUSES = ("steps", "stalls", "slow", "checkpoints", "lost", "detection", "spares", "restart")
+CAUSES = ("steps", "stalls", "slow", "degraded", "checkpoints", "lost", "detection", "spares", "restart")
 DOWN = ("detection", "spares", "restart")  # while GPUs do nothing
 HOUR = 3600.0
 
@@ -87,7 +87,7 @@ class RunOutcome:
     def ettr(self) -> Floats:
         """Effective training time ratio: share of wall-clock time in steps that count, however slow."""
         p = self.parts
-        return np.asarray((p["steps"] + p["stalls"] + p["slow"]) / self.wall)
+        return np.asarray((p["steps"] + p["stalls"] + p["slow"] + p["degraded"]) / self.wall)
 
     @property
     def goodput(self) -> Floats:
@@ -98,7 +98,7 @@ class RunOutcome:
     def step(self) -> Floats:
         """Seconds of an average step of each draw, stalls and slow episodes with it."""
         p = self.parts
-        return np.asarray((p["steps"] + p["stalls"] + p["slow"]) / self.run.steps)
+        return np.asarray((p["steps"] + p["stalls"] + p["slow"] + p["degraded"]) / self.run.steps)
 
     def done_by(self, seconds: float) -> float:
         """The share of draws that are done by then."""
@@ -116,7 +116,7 @@ class RunOutcome:
 
     def cost(self, price: float) -> Floats:
         """Cost at a price per GPU-hour, spares included."""
-        spares = (self.run.spares or 0) * self.run.reliability.node_gpus
+        spares = ((self.run.spares or 0) + self.run.policy.hot) * self.run.reliability.node_gpus
         return np.asarray(self.wall / HOUR * (self.run.gpus + spares) * price)
 
     def energy(self, watts: float, idle: float) -> Floats:

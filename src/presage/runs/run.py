@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 import numpy as np
@@ -14,6 +14,7 @@ from presage.errors import PresageError
 from presage.memory.optimizer_state import optimizer_state
 from presage.runs.checkpoint import Outage, best_interval, exact_efficiency
 from presage.runs.failures import Reliability, Risk
+from presage.runs.policy import Policy
 from presage.runs.steps import StepTimes
 
 
@@ -41,6 +42,7 @@ class TrainingRun:
     reliability: Reliability
     checkpoints: CheckpointPlan
     spares: int | None = None  # nodes; None: always one ready
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.gpus < 1 or (self.spares is not None and self.spares < 0):

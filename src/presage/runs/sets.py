@@ -4,13 +4,16 @@ name = "our cluster"
 node_gpus = 8
 node_days = 50000            # that the counts below are of; or per_1000_node_days, which shares below divide
 restart_s = 300              # or by GPUs: [[16384, 200], [65536, 600]]
-repair_hours = 24
+repair_hours = 24            # mean; repair_shape below 1 makes its tail heavy (Weibull)
+frailty = 1.5                # variance of nodes' own failure rates: repeat offenders
+relapse = 0.3                # share of repairs that did not help: the node fails again after relapse_hours
 
 [[failures]]
 name = "GPU"
 count = 90                   # or per_1000_node_days, or share
 detect_s = 60
 node = 1.0                   # share of them that cost a node
+repair_hours = 200           # of this class
 """
 
 from __future__ import annotations
@@ -25,16 +28,18 @@ from typing import Any
 from presage.errors import InputError, PresageError, near
 from presage.hardware.facts import load_toml
 from presage.noise.distribution import LogNormal
-from presage.runs.failures import ByScale, Failure, Reliability, SlowEpisode
+from presage.runs.failures import ByScale, Failure, Reliability, Repair, SlowEpisode
 
 DEFAULT = "llama3"  # the only set read in its own paper, by class, on H100s; its rate is amid those of the others
 GROWTH = "ft-hsdp"  # whose growth with scale goes for all, where asked for
 TOP = {
     "name", "node_gpus", "node_days", "per_1000_node_days", "restart_s", "load_s", "growth", "shape", "repair_hours",
-    "rate_sd", "failures", "slow", "sources",
+    "repair_shape", "frailty", "relapse", "relapse_hours", "rate_sd", "failures", "slow", "sources",
 }  # fmt: skip
-FAILURE = {"name", "count", "per_1000_node_days", "share", "detect_s", "node", "planned"}
-SLOW = {"name", "count", "per_1000_node_days", "share", "minutes", "log_sd", "factor"}
+FAILURE = {
+    "name", "count", "per_1000_node_days", "share", "detect_s", "node", "planned", "repair_hours", "repair_shape",
+}  # fmt: skip
+SLOW = {"name", "count", "per_1000_node_days", "share", "minutes", "log_sd", "factor", "replaced"}
 HOUR, PER_1000 = 3600.0, 1e-3
 
 
@@ -86,28 +91,48 @@ class _Reader:
 
     def parse(self) -> Reliability:
         t = self.table
+        slow = [(f"slow.{i}", e) for i, e in enumerate(self.rows("slow"))]
+        failures = [self.failure(f"failures.{i}", f) for i, f in enumerate(self.rows("failures"))]
         return Reliability(
             name=self.text("name", t.get("name", self.path.stem)),
-            failures=tuple(self.failure(f"failures.{i}", f) for i, f in enumerate(self.rows("failures"))),
-            slow=tuple(self.episode(f"slow.{i}", f) for i, f in enumerate(self.rows("slow"))),
+            failures=(*failures, *(self.found(at, e) for at, e in slow if self.flag("replaced", e, at))),
+            slow=tuple(self.episode(at, e) for at, e in slow),
             node_gpus=int(self.number("node_gpus", t, 8, least=1)),
             restart=self.by_scale("restart_s", 300.0),
             load=self.number("load_s", t, 0.0),
             growth=self.by_scale("growth", 1.0),
             shape=self.number("shape", t, 1.0, least=0.2),
-            repair=self.number("repair_hours", t, 24.0) * HOUR,
+            repair=self.repair("", t, Repair(24.0 * HOUR)),
+            frailty=self.number("frailty", t, 0.0, most=1e3),
+            relapse=self.number("relapse", t, 0.0, most=1.0),
+            relapse_after=self.number("relapse_hours", t, 24.0, least=1e-3) * HOUR,
             rate_sd=self.number("rate_sd", t, 0.0),
             sources=self.sources(t.get("sources", {})),
         )
 
     def failure(self, at: str, given: Mapping[str, Any]) -> Failure:
         self.keys(at, given, FAILURE)
-        planned = given.get("planned", False)
-        if not isinstance(planned, bool):
-            raise InputError(self.path, f"is {planned!r}: true or false", f"{at}.planned")
+        planned = self.flag("planned", given, at)
         node = self.number("node", given, 0.0, at, most=1.0)
         detect = self.number("detect_s", given, 0.0 if planned else 60.0, at)
-        return Failure(self.name(at, given), self.rate(at, given), detect, node, planned)
+        own = "repair_hours" in given or "repair_shape" in given
+        repair = self.repair(at, given, self.repair("", self.table, Repair(24.0 * HOUR))) if own else None
+        return Failure(self.name(at, given), self.rate(at, given), detect, node, planned, repair)
+
+    def found(self, at: str, given: Mapping[str, Any]) -> Failure:
+        """The stop in which a slow node that was found is replaced: a checkpoint is written first."""
+        return Failure(f"{self.name(at, given)}, replaced", self.rate(at, given), 0.0, 1.0, planned=True)
+
+    def repair(self, at: str, given: Mapping[str, Any], default: Repair) -> Repair:
+        """Mean hours and Weibull shape; what is not given is the default's."""
+        hours = self.number("repair_hours", given, default.mean / HOUR, at)
+        return Repair(hours * HOUR, self.number("repair_shape", given, default.shape, at, least=0.1, most=20.0))
+
+    def flag(self, key: str, given: Mapping[str, Any], at: str) -> bool:
+        value = given.get(key, False)
+        if not isinstance(value, bool):
+            raise InputError(self.path, f"is {value!r}: true or false", f"{at}.{key}")
+        return value
 
     def episode(self, at: str, given: Mapping[str, Any]) -> SlowEpisode:
         """`minutes` are the mean of an episode, `log_sd` how far they spread."""

@@ -17,6 +17,7 @@ from presage.prediction.jobs.job_prediction import JobResult
 from presage.prediction.result import Floats, Quantiles, Result, ResultKind
 from presage.runs.failures import DAY, Reliability
 from presage.runs.outcome import CAUSES, RunOutcome, quantiles
+from presage.runs.policies import PolicyOutcome, PolicyRun, draw_policies, policies_json
 from presage.runs.run import CheckpointPlan, TrainingRun, checkpoints_of
 from presage.runs.sets import DEFAULT, reliability
 from presage.runs.simulate import simulate
@@ -24,6 +25,7 @@ from presage.runs.steps import StepTimes, step_times
 from presage.runs.study import CheckpointInterval, RunChange, SparesOutcome, changes, intervals, with_spares
 
 STUDIED = 500  # draws of each what-if
+COMPARED = 1000  # draws of each policy
 SINGLE = 100_000  # draws of single steps
 KWH = 3.6e6
 
@@ -38,6 +40,7 @@ class RunResult(Result):
     seed: int = 0
     deadline: float | None = None  # seconds after the start
     noise: str = "as said"  # where the step times' spread is from
+    policies: tuple[PolicyRun, ...] = ()  # that are compared
 
     # ---- what every result has
 
@@ -147,13 +150,18 @@ class RunResult(Result):
     def spares(self) -> tuple[SparesOutcome, ...]:
         return with_spares(self.run, min(self.draw_count, STUDIED), self.seed)
 
+    @cached_property
+    def policy_outcomes(self) -> tuple[PolicyOutcome, ...]:
+        return draw_policies(self.policies, min(self.draw_count, COMPARED), self.seed)
+
     def computed(self, pool: Pool) -> RunResult:
         """This result with all draws done, on a pool."""
         result, few = replace(self), min(self.draw_count, STUDIED)
         outcome = simulate(self.run, self.draw_count, self.seed, pool)
         exact = simulate(self.run.exact(), self.draw_count, self.seed, pool) if self.has_model_error else outcome
         changed, spared = changes(self.run, few, self.seed, pool), with_spares(self.run, few, self.seed, pool)
-        result.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared)
+        compared = draw_policies(self.policies, min(self.draw_count, COMPARED), self.seed, pool)
+        result.__dict__.update(outcome=outcome, exact=exact, changes=changed, spares=spared, policy_outcomes=compared)
         return result
 
     def to_json(self) -> dict[str, Any]:
@@ -224,6 +232,7 @@ def run_to_json(p: RunResult) -> dict[str, Any]:
         "changes": [
             {"change": c.name, "p50_days": c.middle / DAY, "p95_days": c.late / DAY, "ettr": c.ettr} for c in p.changes
         ],
+        "policies": policies_json(p.policy_outcomes, p.job.terms.price),
         "energy": {"kwh": spread(p.kwh), "power_w": p.job.watts, "idle_power_w": p.idle},
         "cost": None if p.cost is None else spread(p.cost) | {"price_per_gpu_hour": p.job.terms.price},
         "notes": list(p.job.notes),
@@ -276,7 +285,10 @@ def _reliability(p: RunResult) -> dict[str, Any]:
         "mttf_hours": risk.mttf / HOUR if risk.unplanned else None,
         "detect_s": risk.detect,
         "restart_s": risk.restart,
-        "repair_hours": r.repair / HOUR,
+        "repair_hours": r.repair.mean / HOUR,
+        "repair_shape": r.repair.shape,
+        "frailty": r.frailty,
+        "relapse": r.relapse,
         "spares": p.run.spares,
         "growth": r.growth.at(p.run.gpus),
         "rate_sd": r.rate_sd,

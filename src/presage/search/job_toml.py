@@ -12,12 +12,15 @@ from typing import Any
 from presage.configs.frameworks import Framework, framework, frameworks
 from presage.configs.job import Job
 from presage.configs.models import model_fields
+from presage.configs.recipes import recipe_fields
+from presage.configs.tuning import tuning_fields
 
 MB = 1e6
 SWITCHES = (
     "attention", "compiled", "fused_norms", "dropout", "fused_loss", "gradient_bytes", "reduce_bytes", "gather_bytes",
-    "host", "dispatcher", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward", "extra_bytes",
-    "update_bytes", "forward_us", "backward_us",
+    "host", "dispatcher", "fused_adapters", "graphs", "flat_gathers", "broadcasts", "sequence", "async_backward",
+    "fused_accumulation", "attention_masks", "grouped_experts", "foreach", "logit_bytes", "extra_bytes", "update_bytes",
+    "forward_us", "backward_us",
 )  # fmt: skip
 
 
@@ -71,7 +74,8 @@ def _training(job: Job) -> dict[str, Any]:
     again = r.mode if r.share == 1 and not r.modules else {"mode": r.mode, "modules": list(r.modules), "share": r.share}
     return {
         "sequence": job.sequence, "micro_batch": job.micro_batch, "global_batch": job.global_batch,
-        "precision": job.precision, "optimizer": job.optimizer, "recompute": again,
+        "precision": job.precision, "optimizer": job.optimizer, "recompute": again, **tuning_fields(job.tuning),
+        **recipe_fields(job.recipe), **({"lengths": list(job.lengths)} if job.lengths else {}),
     }  # fmt: skip
 
 
@@ -79,7 +83,7 @@ def _parallel(job: Job) -> dict[str, Any]:
     """Layers are dealt out by hand where they do not come out even."""
     p = job.parallel
     given = {k: v for k, v in asdict(p).items() if k not in ("layers_as", "ends_as_layers")}
-    out = {"gpus": job.gpus, **given}
+    out = {"gpus": job.gpus, **given} | ({} if job.balanced else {"cp_balance": "none"})
     if p.layers_as or (job.model.layers + 2 * p.ends_as_layers) % p.slot_count:
         out["layers_as"] = list(job.parallel.slot_layers(job.model.layers, job.model.predicted))
     else:

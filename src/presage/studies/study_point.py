@@ -74,6 +74,11 @@ class StudyPoint(Drawn):
         return self.mean / self.quiet - 1
 
     @property
+    def excess(self) -> float:
+        """What noise adds to p95, as a share of a step without noise."""
+        return self.p95.value / self.quiet - 1
+
+    @property
     def rate(self) -> float:
         """Tokens per second and GPU."""
         return self.job.tokens / self.mean / self.job.gpus

@@ -9,6 +9,7 @@ from math import nan
 from typing import Any
 
 from presage.engine import Timeline
+from presage.prediction.draws.distribution import StepDistribution
 from presage.traces.explain import PathPart, critical_parts
 from presage.traces.replay import Replay, StepTime, measured_steps
 from presage.whatif.replay_effect import replay_effect, step_path
@@ -65,6 +66,7 @@ class ReplayFindings:
 
     runs: Sequence[ReplayedRun]
     edits: Sequence[str] = ()
+    spread: StepDistribution | None = None  # of the first run, with its edits, under a noise model
 
     @cached_property
     def rows(self) -> list[RankSteps]:
@@ -120,6 +122,7 @@ class ReplayFindings:
             "reasons": self.reasons,
             "ranks": ranks,
             "notes": self.notes,
+            **({"distribution": self.spread.to_json()} if self.spread else {}),
         }
 
 

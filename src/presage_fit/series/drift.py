@@ -124,8 +124,12 @@ def _binned(at: Floats, y: Floats) -> tuple[Floats, Floats, float]:
     size = -(-len(at) // NODES)
     if size == 1:
         return at, y, 1.0
-    parts = np.array_split(np.arange(len(at)), -(-len(at) // size))
-    return np.array([at[p].mean() for p in parts]), np.array([np.median(y[p]) for p in parts]), float(size)
+    count = -(-len(at) // size)
+    last = np.r_[0, np.cumsum(np.full(count, len(at) // count) + (np.arange(count) < len(at) % count))]
+    inside = last[:-1, None] + np.arange(size)  # parts are equal but for one record
+    inside = np.where(inside < last[1:, None], inside, -1)
+    mean, middle = (np.where(inside < 0, np.nan, x[inside]) for x in (at, y))
+    return np.nanmean(mean, axis=1), np.nanmedian(middle, axis=1), float(size)
 
 
 def _local_lines(at: Floats, y: Floats, half: Floats) -> Floats:

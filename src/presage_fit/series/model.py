@@ -298,23 +298,47 @@ def slow_share(values: Floats, size: int = 25) -> float:
 # Consecutive steps drawn from a noise model that says nothing of single GPUs: what a job's log may look like.
 
 
+AT_ONCE = 8_000_000  # drawn steps that are held
+
+
 def steps_of(
     noise: NoiseModel, seconds: float, nodes: float, steps: int, rng: np.random.Generator, runs: int = 1, first: int = 0
 ) -> Floats:
     """[runs, steps]: plain steps (nothing scheduled) of runs that differ; `first` steps before them are not drawn."""
-    c = noise.common
+    series = latent(rng, np.full(runs, noise.common.correlation), np.ones(runs), steps)
+    return _steps(noise, seconds, nodes, rng, series, first)
+
+
+def _steps(
+    noise: NoiseModel, seconds: float, nodes: float, rng: np.random.Generator, series: Floats, first: int = 0
+) -> Floats:
+    """[runs, steps], given what goes with the step before, in standard deviations."""
+    c, (runs, steps) = noise.common, series.shape
     place = np.linspace(-0.5, 0.5, first + steps)[first:]
     factor = c.run_sd * rng.standard_normal((runs, 1))
     factor = factor + (c.drift + c.drift_sd * rng.standard_normal((runs, 1))) * place
-    factor = factor + c.sd * latent(rng, np.full(runs, c.correlation), np.ones(runs), steps)
     hits = rng.poisson(noise.stalls.per_step(nodes, seconds), (runs, steps))
     held = np.zeros((runs, steps))
     np.add.at(held, np.nonzero(hits), noise.stalls.seconds.sample(rng, int((hits > 0).sum())))
-    return np.asarray(seconds * np.exp(factor) + c.jitter.sample(rng, (runs, steps)) + held)
+    return np.asarray(seconds * np.exp(factor + c.sd * series) + c.jitter.sample(rng, (runs, steps)) + held)
 
 
-def believed_steps(
-    belief: Belief, seconds: float, nodes: float, steps: int, rng: np.random.Generator, groups: int, runs: int
+def believed_records(
+    belief: Belief,
+    seconds: float,
+    nodes: float,
+    size: tuple[int, int, int],
+    rng: np.random.Generator,
+    stride: int = 1,
 ) -> Floats:
-    """[groups, runs, steps]: each group with numbers drawn from what is believed of them."""
-    return np.array([steps_of(belief.drawn(rng), seconds, nodes, steps, rng, runs) for _ in range(groups)])
+    """[groups, runs, records]: means of `stride` steps, each group with numbers drawn from what is believed of them."""
+    groups, runs, records = size
+    many = max(1, AT_ONCE // (runs * records * stride))
+    out = []
+    for first in range(0, groups, many):
+        noises = [belief.drawn(rng) for _ in range(first, min(first + many, groups))]
+        phi = np.repeat([n.common.correlation for n in noises], runs)
+        series = latent(rng, phi, np.ones(len(phi)), records * stride).reshape(len(noises), runs, -1)
+        drawn = (_steps(n, seconds, nodes, rng, x) for n, x in zip(noises, series, strict=True))
+        out += [x.reshape(runs, records, stride).mean(axis=2) for x in drawn]
+    return np.array(out)

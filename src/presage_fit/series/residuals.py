@@ -150,6 +150,8 @@ def latent(rng: np.random.Generator, phi: Floats, share: Floats, steps: int) -> 
     for k, shock in enumerate(rng.standard_normal((steps, draws))):
         state = phi * state + fresh * shock if k else state
         kept[k] = state
+    if (share == 1).all():
+        return kept.T
     return np.asarray((np.sqrt(share) * kept + np.sqrt(1 - share) * rng.standard_normal((steps, draws))).T)
 
 

@@ -156,7 +156,9 @@ class ClosedFormKernels:
         flops = 2.0 * attention.ROWS**2 * both * (attention.BACKWARD if backward else 1.0)
         rows = s.heads * s.queries * (3 if backward else 1) + s.kv_heads * s.keys * (2 if backward else 1)
         nbytes = 2.0 * s.batch * both * rows
-        return attention.attention_seconds(s, flops / (peak * share), nbytes, self.gpu.sms, self._bandwidth["copy"], k)
+        tile = flops / (peak * share) * attention.window_slowdown(style, s)
+        edge = attention.EDGE.get(style, 0.0)
+        return attention.attention_seconds(s, tile, nbytes, self.gpu.sms, self._bandwidth["copy"], k, edge)
 
     def _peak(self, kind: str) -> float:
         while kind not in self.gpu.peak:

@@ -124,12 +124,13 @@ def _attention(heads_at: int) -> Callable[[Graph, Op], OpShape]:
         backward = op.name.endswith("backward")
         q, k, v = (tensor(graph, op, backward + i) for i in range(3))
         rows_at = 3 - heads_at
-        window = argument(op, "window_size_left") if op.names else None
+        window, packed = (argument(op, name) if op.names else None for name in ("window_size_left", "cum_seq_q"))
         shape = AttentionShape(
             batch=q.shape[0], heads=q.shape[heads_at], kv_heads=k.shape[heads_at], queries=q.shape[rows_at],
             keys=k.shape[rows_at], dim=q.shape[-1], value_dim=v.shape[-1],
             causal=flag(op, "is_causal", CAUSAL_AT.get(op.name)) or flag(op, "custom_mask_type"),
             window=window + 1 if isinstance(window, int) and window >= 0 else 0, backward=backward,
+            documents=packed if isinstance(packed, tuple) else (),
         )  # fmt: skip
         return OpShape(shape, KINDS.get(q.dtype, "bf16"), 0.0)
 

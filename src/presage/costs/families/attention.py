@@ -155,6 +155,10 @@ FAMILY = KernelFamily("attention", frozenset(OPS), law, features, rounds=800, le
 ROWS = 128  # of a block, and of the tiles it walks over
 BACKWARD = 2.5  # times the FLOPs of the forward pass: five products for two
 STYLES = ("flash1", "flash2", "flash3")
+# What the edges of a window cost each block, in tiles, of FlashAttention-3's and cuDNN's kernels: windows of 128 tokens
+# on H200 (aiconfigurator's tables, heads of 64 and 128); H100 and B200 are left out.
+EDGE = {"flash3": 0.8}
+LOCAL, LOCAL_POWER = 0.55, 2.2  # see window_slowdown
 
 
 class AttentionShape(NamedTuple):
@@ -170,10 +174,14 @@ class AttentionShape(NamedTuple):
     causal: bool = True
     window: int = 0  # keys a query sees at most; 0: all
     backward: bool = False
+    documents: tuple[int, ...] = ()  # lengths of what each row is packed of: a query sees its own alone; empty: one
 
     @property
     def flops(self) -> float:
         """FLOPs of the visible scores: half of all under a causal mask."""
+        if self.documents:
+            each = self._replace(documents=())
+            return sum(each._replace(queries=n, keys=n).flops for n in self.documents)
         seen = self.keys * (0.5 if self.causal else 1.0)
         seen = min(seen, self.window) if self.window else seen
         return (
@@ -228,11 +236,31 @@ def tile_counts(queries: int, keys: int, causal: bool, window: int) -> TileCount
     return TileCounts(blocks, full * longest + rest * (longest + last) / 2, float(longest))
 
 
+@lru_cache(4096)
+def shape_tiles(queries: int, keys: int, causal: bool, window: int, documents: tuple[int, ...]) -> TileCounts:
+    """Tiles of one row: those of its documents, each by itself, in one launch."""
+    if not documents:
+        return tile_counts(queries, keys, causal, window)
+    each = [tile_counts(n, n, causal, window if window < n else 0) for n in documents]
+    return TileCounts(sum(t.blocks for t in each), sum(t.tiles for t in each), max(t.longest for t in each))
+
+
+def window_slowdown(style: str, s: AttentionShape) -> float:
+    """Times as long as a tile takes under a window. FlashAttention-2's forward kernel masks every tile then, which
+    costs narrow heads most (H200, 42 windows of 64 to 4,096 tokens)."""
+    if not s.window or style != "flash2" or s.backward:
+        return 1.0
+    return 1.0 + LOCAL * float((64.0 / max(s.dim, 32)) ** LOCAL_POWER)
+
+
 def attention_seconds(
-    s: AttentionShape, tile: float, nbytes: float, sms: int, bandwidth: float, k: AttentionParameters
+    s: AttentionShape, tile: float, nbytes: float, sms: int, bandwidth: float, k: AttentionParameters, edge: float = 0.0
 ) -> float:
-    """Seconds, where a tile takes `tile` seconds on an SM."""
-    heads, (blocks, tiles, longest) = s.batch * s.heads, tile_counts(s.queries, s.keys, s.causal, s.window)
+    """Seconds, where a tile takes `tile` seconds on an SM; `edge`: tiles that the edges of a window cost a block."""
+    heads, counted = s.batch * s.heads, shape_tiles(s.queries, s.keys, s.causal, s.window, s.documents)
+    blocks, tiles, longest = counted
+    if edge and s.window:  # tiles that the window's edges cut are masked, and few tiles fill no pipeline
+        tiles, longest = tiles + edge * blocks, longest + edge
     waves = heads * blocks / sms
     work = heads * (tiles * tile + blocks * k.block) / sms
     if s.causal:

@@ -62,4 +62,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("scan", frozenset(CODES), law, features, rounds=800, leaves=15, bound=0.3)
+FAMILY = KernelFamily("scan", frozenset(CODES), law, features, rounds=500, leaves=15, rate=0.08, bound=0.3)

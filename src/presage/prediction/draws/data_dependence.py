@@ -4,18 +4,15 @@ so a microbatch with one long document, or with a popular expert, takes as much 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
 from presage.configs.transformer import Experts
-from presage.errors import InputError, PresageError
-from presage.files.reading import lines
+from presage.errors import PresageError
 from presage.noise.distribution import Distribution, Empirical, Fixed
 from presage.prediction.jobs.job_step import job_step
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
@@ -42,10 +39,22 @@ def lengths_load(job: Job, lengths: Floats, packed: bool, rng: np.random.Generat
     """[draw]. Packed: documents one after the other fill the sequences, attention stays within each. Else: a document a
     sequence, and all of a microbatch as long as its longest."""
     if packed:
-        squares = _packed_squares(lengths, job.sequence, job.micro_batch, rng)
+        squares = _packed_squares(lengths, job.sequence, job.micro_batch, rng) / _own_squares(job)
         return _priced(squares, lambda x: _busy(job, WorkPaces(attention=max(x, 1e-6))))
     longest = np.minimum(rng.choice(lengths, (COUNT, job.micro_batch)).max(axis=1), job.sequence)
     return _priced(longest / job.sequence, lambda x: _busy(replace(job, sequence=max(1, round(x * job.sequence)))))
+
+
+def own_load(job: Job, seed: int = 0) -> Distribution | None:
+    """Work of the microbatches of a job whose sequences are packed, over that of a usual one."""
+    if not job.lengths:
+        return None
+    return microbatch_load(job, np.array(job.lengths, np.float64), True, None, seed)
+
+
+def _own_squares(job: Job) -> float:
+    """The same figure of the job as it is priced."""
+    return sum(n * n for n in job.documents) / job.sequence**2 if job.documents else 1.0
 
 
 def _packed_squares(lengths: Floats, sequence: int, rows: int, rng: np.random.Generator) -> Floats:
@@ -90,22 +99,3 @@ def _priced(values: Floats, busy: Callable[[float], float]) -> Floats:
     points = np.linspace(values.min(), values.max(), POINTS) if np.ptp(values) else values[:1]
     seconds = np.array([busy(float(x)) for x in points])
     return np.asarray(np.interp(values, points, seconds) / busy(1.0))
-
-
-def read_lengths(path: str | Path) -> Floats:
-    """Tokens of documents: a number a line, or a column `length` or `tokens` of a CSV file."""
-    path = Path(path)
-    try:
-        rows = list(csv.reader(lines(path)))
-    except csv.Error as e:
-        raise InputError(path, "is not text: a length in tokens on each line was expected") from e
-    rows = [r for r in rows if r]
-    names = [x.strip().lower() for x in rows[0]] if rows else []
-    at = next((names.index(n) for n in ("length", "lengths", "tokens") if n in names), None)
-    try:
-        values = np.array([float(r[at or 0]) for r in (rows if at is None else rows[1:])])
-    except (ValueError, IndexError):
-        raise InputError(path, "should have a length in tokens on each line, or a column `length`") from None
-    if not len(values) or not ((values >= 1) & (values < 1e12)).all():
-        raise InputError(path, "lengths should be numbers of tokens, 1 or more")
-    return values

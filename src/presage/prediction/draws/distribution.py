@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from presage.configs.job import Job
 from presage.displayed import Displayed
 from presage.errors import PresageError, near
+from presage.hardware import Gpu
 from presage.noise.distribution import Distribution
 from presage.noise.files import read_noise
 from presage.noise.model import Belief
 from presage.noise.priors import CONDITIONS, DEFAULT, prior
 from presage.noise.sampling import Estimate
 from presage.pool.pool import THREADS_2, Pool
+from presage.prediction.draws.data_dependence import own_load
 from presage.prediction.draws.draw import (
     DrawRequest,
     Draws,
@@ -37,6 +39,7 @@ MS = 1e3
 QUANTILES = (0.05, 0.5, 0.9, 0.95, 0.99)
 FEWEST = 1_000  # draws of each noise model that the measurements allow, for intervals
 SMALL = 0.25  # pools that their slowest replicas are drawn from, of the usual size
+CONFIDENCE = 0.95  # of a bound of a quantile
 SHARES = (0.5, 0.9, 0.95)  # of steps that stated intervals hold
 QUICK = 4_000  # draws of a distribution for a page
 TIMES = (1.02, 1.05, 1.1, 1.2, 1.5)  # as long as the median: how likely is a step longer than that
@@ -54,6 +57,7 @@ class StepDistribution(Displayed):
     others: tuple[Draws, ...] = ()
     source: str = ""  # of the noise
     seed: int = 0
+    extremes: tuple[float, ...] = ()  # quantiles that were asked for, with a bound each
 
     @property
     def count(self) -> int:
@@ -68,12 +72,12 @@ class StepDistribution(Displayed):
     @cached_property
     def steps(self) -> dict[float, Estimate]:
         """Quantiles of a step."""
-        return {p: self.quantile(p) for p in QUANTILES}
+        return {p: self.quantile(p) for p in sorted({*QUANTILES, *self.extremes})}
 
     @cached_property
     def runs(self) -> dict[float, Estimate]:
         """Quantiles of a run's mean step."""
-        return {p: self.run_quantile(p) for p in QUANTILES}
+        return {p: self.run_quantile(p) for p in sorted({*QUANTILES, *self.extremes})}
 
     @cached_property
     def longer(self) -> dict[float, Estimate]:
@@ -94,6 +98,15 @@ class StepDistribution(Displayed):
     def quantile(self, p: float) -> Estimate:
         """A quantile of the step time."""
         return self._with_interval(self.draws.quantile(p), lambda: sorted_quantile(self._steps_of_others, p))
+
+    def bound(self, p: float) -> float | None:
+        """What the quantile of a step is not above, with 95% confidence and this noise: an order statistic of the drawn
+        runs, whatever their distribution; None where they are too few."""
+        from scipy.special import bdtr
+
+        runs = len(self.draws.seconds)  # steps of a run are not independent: they count as one
+        above = np.flatnonzero(bdtr(np.arange(runs), runs, p) >= CONFIDENCE)
+        return float(np.quantile(self.draws.seconds, (above[0] + 1) / runs)) if len(above) else None
 
     def run_quantile(self, p: float) -> Estimate:
         """A quantile of a run's mean step time."""
@@ -126,6 +139,10 @@ class StepDistribution(Displayed):
         (low, high), errors = interval_ends(of_others())
         return replace(value, low=min(low, value.value), high=max(high, value.value), end_errors=errors)
 
+    @property
+    def _bounds(self) -> list[tuple[float, float | None]]:
+        return [(p, self.bound(p)) for p in self.extremes]
+
     def frame_rows(self) -> list[dict[str, Any]]:
         """Quantiles of a step and of a run's mean step."""
         return [
@@ -140,6 +157,7 @@ class StepDistribution(Displayed):
             "seed": self.seed,
             "noise": self.source,
             "step_ms": {"mean": _ms(self.mean)} | {_name(p): _ms(e) for p, e in self.steps.items()},
+            "step_bound_95_ms": {_name(p): None if b is None else MS * b for p, b in self._bounds},
             "run_mean_step_ms": {_name(p): _ms(e) for p, e in self.runs.items()},
             "longer_than_median_times": {f"{t:g}": _plain(e) for t, e in self.longer.items()},
             "step_interval_ms": {f"{100 * s:g}": [MS * x for x in self.interval(s)] for s in SHARES},
@@ -163,27 +181,41 @@ def predict_distribution(
     unscreened); `load` makes microbatches differ by their work.
     """
     belief, source = belief_of(p.job, p.seconds, noise)
-    if load is not None:
-        others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
-        belief = replace(belief, noise=replace(belief.noise, load=load), intervals=others)
+    belief = _loaded(belief, load or own_load(p.job, seed))
     return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, pool=pool), source=source)
 
 
 def quick_distribution(p: JobResult, seed: int = 0, count: int = QUICK, noise: str | None = None) -> StepDistribution:
     """The step-time distribution with fewer draws and without intervals for the noise's own uncertainty."""
     belief, source = belief_of(p.job, p.seconds, noise)
-    return replace(step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source)
+    belief = _loaded(belief, own_load(p.job, seed))
+    return replace(
+        step_distribution(step_model(p.job, p.job_step), belief, seed, count, intervals=False), source=source
+    )
+
+
+def _loaded(belief: Belief, load: Distribution | None) -> Belief:
+    """Noise with microbatches that differ by their work."""
+    if load is None:
+        return belief
+    others = {k: v for k, v in belief.intervals.items() if not k.startswith("load.")}
+    return replace(belief, noise=replace(belief.noise, load=load), intervals=others)
 
 
 def belief_of(job: Job, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
     """The noise model of a job with its uncertainty, and its source: a file, or a preset."""
+    return noise_of_gpus(job.platform.gpu, job.gpus, seconds, noise)
+
+
+def noise_of_gpus(gpu: str | Gpu, gpus: int, seconds: float, noise: str | None = None) -> tuple[Belief, str]:
+    """The noise model of a file, or of a preset for so many GPUs and so long a step; and where it is from."""
     kept = noise or DEFAULT
     if kept not in CONDITIONS:
         if not Path(kept).exists() and not Path(kept).suffix:
             there = f"nor one of {', '.join(CONDITIONS)}{near(kept, CONDITIONS)}"
             raise PresageError(f"--noise {kept}: not a file, {there}")
         return read_noise(kept), kept
-    return prior(job.platform.gpu, job.gpus, NODE, seconds, kept), f'"{kept}" preset (no measurements given)'
+    return prior(gpu, gpus, NODE, seconds, kept), f'"{kept}" preset (no measurements given)'
 
 
 def _name(p: float) -> str:

@@ -159,9 +159,10 @@ def whole_steps(
     seconds = longest * shape.calm * _compute(shape, noise, streams, size)
     seconds += shape.seconds - shape.pipeline.total
     seconds += _transfers(shape, noise, streams, size, consecutive)
-    seconds *= _common(noise, streams, size, consecutive)
+    seconds *= common_factors(noise, streams, size, consecutive)
     jitter = noise.common.jitter.sample(streams.even("jitter"), size)
-    return np.asarray(seconds), jitter + _stalls(shape, noise, streams, size)
+    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+    return np.asarray(seconds), jitter + stall_seconds(noise, streams, size, rate)
 
 
 def _spreads(shape: StepModel, noise: NoiseModel) -> dict[str, WorkSpread]:
@@ -259,8 +260,8 @@ def transfers_vary(noise: NoiseModel) -> bool:
     return noise.network.factors != (1.0,) or any(s.step or s.own for s in spreads)
 
 
-def _common(noise: NoiseModel, streams: RandomStreams, size: tuple[int, int], consecutive: bool) -> Floats:
-    """What all GPUs share: the run's own pace, its drift, the step's."""
+def common_factors(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ...], consecutive: bool) -> Floats:
+    """[runs, steps]: what all GPUs share: the run's own pace, its drift, the step's."""
     c = noise.common
     state = streams.even("common").standard_normal(size)
     for k in range(1, size[1] if consecutive else 0):
@@ -272,8 +273,8 @@ def _common(noise: NoiseModel, streams: RandomStreams, size: tuple[int, int], co
     return np.exp(log + drift * place)
 
 
-def _stalls(shape: StepModel, noise: NoiseModel, streams: RandomStreams, size: tuple[int, int]) -> Floats:
-    rate = noise.stalls.per_step(shape.nodes, shape.seconds)
+def stall_seconds(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ...], rate: float) -> Floats:
+    """[runs, steps]: seconds of stalls, of which so many are expected in a step."""
     if not rate:
         return np.zeros(size)
     place, share = streams.even("stalls").random(size), -np.expm1(-rate)

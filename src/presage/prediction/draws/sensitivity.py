@@ -1,4 +1,4 @@
-"""Sensitivity: what a step's distribution owes to each class of work, source of noise and pipeline stage.
+"""Sensitivity: what a step's distribution owes to each class of work, collective, source of noise and stage.
 
 Each is made steady (its variance removed) or 10% quicker, and the step drawn again with the same random numbers; what
 the change is worth is the difference. How well it is known comes from leaving out an eighth of the runs at a time.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
-from presage.noise.model import CLASSES, NO_NOISE, NoiseModel
+from presage.noise.model import CLASSES, COMMUNICATION, NO_NOISE, NoiseModel
 from presage.noise.sampling import BATCHES, Estimate
 from presage.noise.sources import active_sources, only_sources, without_class_noise, without_sources
 from presage.parallel.pipeline_run import simulate_durations
@@ -64,9 +64,9 @@ class VarianceShares:
 
 @dataclass(frozen=True)
 class SensitivityRow:
-    """A class of work, a source of noise, or a stage."""
+    """A class of work, a kind of collective, a source of noise, or a stage."""
 
-    group: str  # class, source, stage
+    group: str  # class, collective, source, stage
     name: str
     steady: MetricChange  # were it steady
     faster: MetricChange | None = None  # were it 10% quicker
@@ -140,16 +140,19 @@ def sensitivity(
 ) -> Sensitivity:
     """Sensitivity of a job's step, for a step model with or without its fitted stragglers."""
     found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
-    names, critical = [s.name for s in active_sources(noise)], criticality(shape)
+    names, critical, ops = [s.name for s in active_sources(noise)], criticality(shape), collectives(shape)
     cases = {
         **_class_cases(shape, noise, critical, draws),
+        **{("collective", op): DrawRequest(replace(shape, held=frozenset([op])), noise, draws) for op in ops},
         **_source_cases(shape, noise, names, seed, draws),
         **_stage_cases(shape, noise, min(draws, FEW)),
     }
     known = _all_metrics(cases, seed, pool)
     before = _metrics(found)
     sources, exact = _sources(names, known.__getitem__, before, seed)
-    rows = *_classes(critical, known.__getitem__, before), *sources, *_stages(shape, known.__getitem__)
+    steadier = {op: MetricChange.of(before, known["collective", op]) for op in ops}
+    sent = [SensitivityRow("collective", op, steadier[op], critical=c) for op, c in ops.items()]
+    rows = *_classes(critical, known.__getitem__, before), *sent, *sources, *_stages(shape, known.__getitem__)
     steady = MetricChange.of(before, known["no source"])
     return Sensitivity(shape, found, float(calm.seconds.flat[0]), steady, rows, exact, seed=seed)
 
@@ -258,6 +261,7 @@ def _jackknife(values: Floats, other: float = 0.0) -> Estimate:
 
 NEAR, FAR = 0.01, 200.0
 NO_LIMIT = 1e6  # W
+OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 
 
 class Critical(NamedTuple):
@@ -283,6 +287,19 @@ def criticality(shape: StepModel) -> dict[str, Critical]:
 
     found = {k: _critical(at(k, 1.0), at(k, 1 + NEAR), at(k, FAR), at(k, FAR * (1 + NEAR))) for k in CLASSES}
     return {k: c for k, c in found.items() if c.seconds > 1e-9 * shape.seconds}
+
+
+def collectives(shape: StepModel) -> dict[str, Critical]:
+    """Critical seconds by kind of collective, of those that the step has."""
+    slow = job_step(shape.job, shape.efficiency).slowdown
+    held, base = _unlimited(shape.job), WorkPaces(products=slow, attention=slow)
+
+    def at(op: str, times: float) -> float:
+        paces = base._replace(held=frozenset(OPS) - {op}, **dict.fromkeys(COMMUNICATION, times))
+        return float(job_step(held, shape.efficiency, paces).seconds)
+
+    found = {op: _critical(at(op, 1.0), at(op, 1 + NEAR), at(op, FAR), at(op, FAR * (1 + NEAR))) for op in OPS}
+    return {op: c for op, c in found.items() if c.seconds > 1e-9 * shape.seconds}
 
 
 def stage_criticality(shape: StepModel, stage: int) -> Critical:

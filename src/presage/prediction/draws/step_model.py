@@ -43,6 +43,7 @@ class StepModel:
     paces: WorkPaces = EVEN  # that it was priced at
     still: frozenset[int] = frozenset()  # stages whose GPUs are all alike, and whose work takes no noise of its own
     immune: frozenset[str] = frozenset()  # classes of work that slow GPUs are not slow at
+    held: frozenset[str] = frozenset()  # collectives that take their usual time whatever the network does
 
     @property
     def stages(self) -> int:
@@ -63,7 +64,7 @@ class StepModel:
         return np.asarray(np.interp(times, TIMES, curve) + slope * np.maximum(times - TIMES[-1], 0.0))
 
     def _at(self, kind: str, times: float) -> float:
-        paces = self.paces._replace(**{kind: getattr(self.paces, kind) * times})
+        paces = self.paces._replace(held=self.held, **{kind: getattr(self.paces, kind) * times})
         return job_step(self.job, self.efficiency, paces).seconds
 
     def changed(self, **changes: Any) -> StepModel:

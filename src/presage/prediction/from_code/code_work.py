@@ -13,7 +13,9 @@ from presage.prediction.from_code.code_traits import parameters
 from presage.prediction.from_code.describe import CodeJob
 from presage.prediction.jobs.efficiency import shipped_efficiency
 from presage.prediction.jobs.job_detail import job_roofline
-from presage.prediction.jobs.job_step import US, job_step, layer_host_of, update_bytes
+from presage.prediction.jobs.job_host import US, layer_host_of
+from presage.prediction.jobs.job_step import job_step
+from presage.prediction.jobs.optimizer_step import update_bytes
 from presage.prediction.step import StepResult
 
 PARTS = ("products", "attention", "streams", "optimizer")

@@ -149,7 +149,7 @@ class BlockCostModel:
     def collective_seconds(self, op: str, nbytes: float, axis: Axis) -> float:
         """A collective by itself."""
         alone = float(self.collectives.seconds(op, nbytes, self.groups[axis]))
-        return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis)
+        return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis, op)
 
     def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> BlockCost:
         """A collective, as far as nothing hides it."""
@@ -167,14 +167,15 @@ class BlockCostModel:
         """Tokens to the ranks of their experts, or back: `nbytes` of a rank, once for each of a token's experts."""
         job, e, d = self.job, self.job.model.experts, dispatcher(self.job.dispatcher)
         cut, domain = job.parallel.expert_tp, job.platform.domain
+        pace = 1.0 if op in self.paces.held else self.paces.ep
         if e is None or not d.fused:
             cuts = RankGroup(cut, min(cut, domain))
-            return nccl_seconds(op, nbytes, self.groups[Axis.EP], cuts, self.collectives) * self.paces.ep
+            return nccl_seconds(op, nbytes, self.groups[Axis.EP], cuts, self.collectives) * pace
         ranks = job.parallel.ep * cut
         width = float(job.model.hidden * activation_bytes(job))
         sent = TokenExchange(nbytes / (width * e.top_k), e.top_k * cut, width, e.most_domains(ranks, domain))
         group, launched = RankGroup(ranks, min(ranks, domain)), job.framework.host != "graph"
-        return fused_seconds(d, sent, group, self.collectives, launched) * self.paces.ep
+        return fused_seconds(d, sent, group, self.collectives, launched) * pace
 
     def _exposed(self, axis: Axis, alone: float, cover: float, whole: bool) -> float:
         """What is left of a transfer that runs under `cover` seconds of compute: cut into as many parts as there are

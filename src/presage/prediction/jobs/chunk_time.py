@@ -5,18 +5,20 @@ While a transfer runs beside compute it holds some multiprocessors, and compute 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from presage.configs.job import Job
 from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
+from presage.memory.activations import layer_activations
 from presage.parallel.dispatchers import dispatcher
 from presage.parallel.orders import Extent
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel
+from presage.prediction.jobs.optimizer_step import PINNED
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk
-from presage.prediction.jobs.weights import weights
+from presage.prediction.jobs.weights import gathered_bytes, trained_weights
 
 US = 1e-6
 GATHER = ("all_gather", "all_gather_copy_out", "reshard")  # hooks of FSDP in each pass
@@ -49,10 +51,26 @@ def chunk_time(job: Job, pricer: BlockCostModel, c: Chunk, host: LayerHost, slow
     launches = _host(job, c, host)
     met = [_waited(job, cost) for cost in both]
     times = zip(launches, met, (forward, backward), strict=True)
-    late = [max(0.0, h * pricer.paces.host + wait - t) for h, wait, t in times]
+    away = offload_seconds(job, c)
+    late = [max(0.0, h * pricer.paces.host + wait - t, away - t) for h, wait, t in times]
     backward += late[1]
     weight = backward * c.passes.backward.weight * slow / back if back else 0.0  # it waits as the rest does
     return ChunkTime(forward + late[0], backward, weight, waits, sum(late), sum(hidden))
+
+
+def offload_seconds(job: Job, c: Chunk) -> float:
+    """Seconds of the activations of a microbatch that go to the host's memory, and again of those that come back: they
+    run beside compute, which waits where they take longer."""
+    r = job.recompute
+    if not r.offload:
+        return 0.0
+    here = replace(job, recompute=replace(r, offload=0.0))
+    kept = 0.0
+    for number, count in c.dealt:
+        m = job.model
+        memory = layer_activations(here, m.has_experts(number), m.mixer(number), bool(m.feeds(number)))
+        kept += count * memory.kept * job.rank_tokens
+    return kept * r.offload / (PINNED * job.platform.gpu.pcie)
 
 
 def _waited(job: Job, c: BlockCost) -> float:
@@ -99,12 +117,14 @@ def _transfers(job: Job, pricer: BlockCostModel, c: Chunk) -> tuple[float, float
     alone are sharded (ZeRO-2) are reduced in each microbatch too, for there is no place to add them up."""
     if job.parallel.zero < 2 and not job.parallel.fsdp:
         return 0.0, 0.0
-    w, f = weights(job, c.layers, c.expert_layers, c.first, c.last), job.framework
+    where = c.dealt, c.first, c.last
+    w, sent, f = trained_weights(job, *where), gathered_bytes(job, *where), job.framework
     parts = max(1, c.layers)
-    gather = pricer.collective_seconds("all_gather", w.shared * f.gather_bytes / parts, Axis.SHARD) * parts
+    gather = pricer.collective_seconds("all_gather", sent.shared / parts, Axis.SHARD) * parts
     reduce = reduction(job, pricer, w.shared * f.reduce_bytes / parts, Axis.SHARD, Axis.REPLICAS) * parts
+    if sent.experts:
+        gather += pricer.collective_seconds("all_gather", sent.experts, Axis.EXPERT_DP)
     if w.experts:
-        gather += pricer.collective_seconds("all_gather", w.experts * f.gather_bytes, Axis.EXPERT_DP)
         reduce += pricer.collective_seconds("reduce_scatter", w.experts * f.reduce_bytes, Axis.EXPERT_DP)
     return (gather if job.parallel.zero == 3 or job.parallel.fsdp else 0.0), reduce
 

@@ -22,14 +22,16 @@ from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, communicators
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_flops import peak_of
-from presage.prediction.jobs.job_step import JobStep, job_host, job_step
+from presage.prediction.jobs.job_host import job_host
+from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.layer_graph import LayerGraph
+from presage.prediction.jobs.recurrent_blocks import recurrent_note
 from presage.prediction.jobs.stages import assign_layers, recomputed_share
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
-from presage.prediction.jobs.work_pace import WorkPaces
+from presage.prediction.jobs.work_pace import EVEN, PACED
 
 if TYPE_CHECKING:
-    from presage.memory import JobMemory, StageMemory
+    from presage.memory import StageMemory
     from presage.prediction.jobs.cost import TrainingCost
     from presage.prediction.jobs.job_prediction import JobResult, StageSummary
 
@@ -157,8 +159,8 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
     """Classes of work that change the step, largest effect first."""
     now = job_step(job, efficiency).seconds
     found = []
-    for name in WorkPaces._fields:
-        ends = [job_step(job, efficiency, WorkPaces(**{name: times})).seconds for times in (1 - by, 1 + by)]
+    for name in PACED:
+        ends = [job_step(job, efficiency, EVEN._replace(**{name: times})).seconds for times in (1 - by, 1 + by)]
         found.append(WorkClassSensitivity(name, *ends))
     matter = (s for s in found if max(abs(s.quicker - now), abs(s.slower - now)) > LEAST * now)
     return tuple(sorted(matter, key=lambda s: s.quicker))
@@ -168,7 +170,7 @@ def perturb(job: Job, efficiency: Efficiency | None = None, by: float = BY) -> t
 
 
 def provenance_notes(job: Job) -> tuple[str, ...]:
-    return (*_chip(job), *_collectives(job), *([job_host(job.host).note] if job.host else []))
+    return (*_chip(job), *recurrent_note(job), *_collectives(job), *([job_host(job.host).note] if job.host else []))
 
 
 def _chip(job: Job) -> list[str]:
@@ -218,7 +220,7 @@ def job_to_json(p: JobResult, tokens: float | None = None) -> dict[str, Any]:
         "bound": p.bound,
         "breakdown": {name: {"ms": s * MS, "share": s / p.step.p50} for name, s in p.step_parts.items()},
         "stages": [_stage(s, m) for s, m in zip(p.stages, p.memory.stages, strict=True)],
-        "memory": _memory(p.memory) | {"helps": [_help(p, i) for i in range(min(HELPS, len(p.helps)))]},
+        "memory": _memory(p),
         **_spending(p),
         **run,
         **({"distribution": p.spread.to_json()} if p.spread else {}),
@@ -274,7 +276,8 @@ def _stage(s: StageSummary, m: StageMemory) -> dict[str, Any]:
     }
 
 
-def _memory(m: JobMemory) -> dict[str, Any]:
+def _memory(p: JobResult) -> dict[str, Any]:
+    m = p.memory
     return {
         "fits": m.fits,
         "needed_bytes": m.needed,
@@ -282,13 +285,17 @@ def _memory(m: JobMemory) -> dict[str, Any]:
         "peak_is": m.reported_as,
         "gpu_bytes": m.memory,
         "margin_bytes": m.margin,
+        "surely_fits": m.surely_fits,
         "stage": m.stages.index(m.worst),
+        "parts_bytes": p.memory_parts,
+        "helps": [_help(p, i) for i in range(min(HELPS, len(p.helps)))],
     }
 
 
 def _help(p: JobResult, i: int) -> dict[str, Any]:
     h = p.helps[i]
-    return {"change": h.change, "saved_bytes": h.saved, "margin_bytes": h.margin, "fits": h.fits}
+    cost = {"flags": h.flags, "step_time_change": p.help_costs[i]}
+    return {"change": h.change, "saved_bytes": h.saved, "margin_bytes": h.margin, "fits": h.fits} | cost
 
 
 def _spending(p: JobResult) -> dict[str, Any]:

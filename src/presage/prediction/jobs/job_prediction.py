@@ -15,12 +15,13 @@ from presage.configs.job_file import ParsedJob, read_job_file, training_alone
 from presage.costs.closed_form import ClosedFormKernels
 from presage.engine import Timeline
 from presage.files.memo import remembered
-from presage.memory import JobMemory, MemorySaving, job_memory, memory_savings
+from presage.memory import SAFETY, JobMemory, MemorySaving, job_memory, memory_by_module, memory_savings
 from presage.noise.priors import CONDITIONS
 from presage.parallel.plan import LAYER_AXES
 from presage.prediction.breakdown import RooflinePoint
 from presage.prediction.jobs.cost import CostTerms, TrainingCost, cost_terms
 from presage.prediction.jobs.job_detail import (
+    HELPS,
     WorkClassSensitivity,
     job_roofline,
     job_timeline,
@@ -258,6 +259,16 @@ class JobResult(Result):
         """Changes that save memory, largest saving first."""
         return memory_savings(self.job)
 
+    @cached_property
+    def memory_parts(self) -> dict[str, float]:
+        """Bytes of the fullest stage, by what they are, as the job's software names it."""
+        return memory_by_module(self.job, self.memory)
+
+    @cached_property
+    def help_costs(self) -> tuple[float, ...]:
+        """What the first of these changes cost in time: the step's, as a share of what it takes now."""
+        return tuple(job_step(h.job).seconds / self.seconds - 1 for h in self.helps[:HELPS])
+
     # ---- energy and cost
 
     @cached_property
@@ -297,4 +308,13 @@ def predict_job(
         parsed = read_job_file(parsed, overrides)
     job, notes = training_alone(parsed).job, parsed.notes
     terms = terms or cost_terms(parsed.cluster, parsed.path)
-    return JobResult(job, job_step(job), job_memory(job), terms, convention, (*notes, *provenance_notes(job)))
+    memory = job_memory(job)
+    notes = (*notes, *memory_notes(memory), *provenance_notes(job))
+    return JobResult(job, job_step(job), memory, terms, convention, notes)
+
+
+def memory_notes(memory: JobMemory) -> tuple[str, ...]:
+    """What to know of a job that fits, but not surely."""
+    if not memory.fits or memory.surely_fits:
+        return ()
+    return (f"it may run out of memory: with idle blocks of the allocator less than {SAFETY:.0%} would be left",)

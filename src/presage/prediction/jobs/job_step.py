@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job
-from presage.costs.host_model import HostModel, host_model
-from presage.costs.layer_host import ExpertHost, LayerHost, layer_host
+from presage.costs.layer_host import LayerHost
 from presage.engine import exposed_after, exposed_before
-from presage.errors import PresageError
-from presage.hardware.architecture import architecture
 from presage.parallel.orders import Route
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
-from presage.prediction.host_choice import chosen_host
 from presage.prediction.jobs.block_cost import BlockCostModel, Passes
 from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
+from presage.prediction.jobs.job_host import layer_host_of
+from presage.prediction.jobs.optimizer_step import optimizer_seconds
 from presage.prediction.jobs.replica_traffic import exchange
 from presage.prediction.jobs.stages import Chunk, Stages, chunks, layer_passes
-from presage.prediction.jobs.transformer_layer import softmax_fused
-from presage.prediction.jobs.weights import Weights, weights
+from presage.prediction.jobs.weights import Weights, trained_weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
 Floats = NDArray[np.float64]
-# Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
-UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
-US = 1e-6
-OWN_ERA = "h100"  # whose hosts take as long as the reference
-ONE_MOMENT = 38.0  # momentum, lion, muon, adagrad
 
 
 @dataclass(frozen=True)
@@ -91,8 +83,8 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
 def stage_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     """A bound below that of `step_lower_bound`, and cheaper: the layers' compute, spread evenly over the stages."""
     pricer, m = BlockCostModel(job, efficiency or shipped_efficiency()), job.model
-    counted = Counter((m.has_experts(i), m.has_window(i)) for i in range(m.layers))
-    first = {(m.has_experts(i), m.has_window(i)): i for i in reversed(range(m.layers))}
+    counted = Counter(m.kind(i) for i in range(m.layers))
+    first = {m.kind(i): i for i in reversed(range(m.layers))}
     layers = sum(_least(layer_passes(job, pricer, first[kind])) * times for kind, times in counted.items())
     return job.microbatches * layers / job.parallel.pp
 
@@ -115,45 +107,6 @@ def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> 
     }
     power = pricer.kernels.power
     return power.slowdown(power.energy(flops, both.nbytes * n), tensor, max(0.0, seconds - tensor))
-
-
-def layer_host_of(job: Job, efficiency: Efficiency) -> LayerHost:
-    """Host time of the job's layers."""
-    era = architecture(job.platform.gpu.architecture).host_era
-    f, p = job.framework, job.parallel
-    fused = f.attention not in ("unfused", "fused-softmax")
-    sizes = p.tp, p.sequence_parallel, _expert_host(job, efficiency), fused, softmax_fused(job), f.graphs
-    host = layer_host(f.host, era, *sizes) if not job.host else _on_host(layer_host(f.host, OWN_ERA, *sizes), job.host)
-    if not f.forward_us:
-        return host
-    return replace(host, forward=f.forward_us * US, backward=f.backward_us * US, recompute=f.forward_us * US)
-
-
-def _expert_host(job: Job, efficiency: Efficiency) -> ExpertHost | None:
-    e = job.model.experts
-    if e is None:
-        return None
-    local = max(1, e.experts // job.parallel.ep)
-    return ExpertHost(job.dispatcher, local, job.hides_dispatch, efficiency.experts)
-
-
-def _on_host(h: LayerHost, name: str) -> LayerHost:
-    """The layers' host time on a host that was given, instead of one of the GPU's time."""
-    f = job_host(name).factors
-    times = {part: getattr(h, part) * (f.autograd if "backward" in part else f.main) for part in LayerHost.__slots__}
-    return LayerHost(**times)
-
-
-@cache
-def job_host(name: str) -> HostModel:
-    """The host of a job, by its name or file."""
-    usual = host_model()
-    found = chosen_host(name, usual)
-    if found.us is not usual.us:
-        raise PresageError(
-            f"{name} is a fitted host model, which has no pace for a job's layers: give the file of a host or overheads"
-        )
-    return found
 
 
 class DpTraffic(NamedTuple):
@@ -232,7 +185,7 @@ def _dp_traffic(job: Job, pricer: BlockCostModel, plan: Stages) -> DpTraffic:
 def _tied(job: Job, pricer: BlockCostModel) -> float:
     """Gradients of weights that both ends use."""
     m, p = job.model, job.parallel
-    if not m.tied or p.pp == 1 or _by_layer(job) or p.pipeline_kind.route is not Route.LOOP:
+    if not m.tied or p.pp == 1 or _by_layer(job) or p.pipeline_kind.route is not Route.LOOP or job.tuning.frozen:
         return 0.0
     nbytes = m.vocab * m.hidden / p.tp * job.framework.reduce_bytes
     return pricer.collective_seconds("all_reduce", nbytes, Axis.PP)
@@ -260,20 +213,14 @@ def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> 
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    took = pricer.memory_bound_seconds(update_bytes(job) * most, "optimizer")
-    return max(took * pricer.paces.optimizer, launched)
-
-
-def update_bytes(job: Job) -> float:
-    """Bytes that the optimizer moves for a parameter."""
-    return job.framework.update_bytes or UPDATE_BYTES.get(job.optimizer, ONE_MOMENT)
+    return max(optimizer_seconds(job, pricer, most, layers), launched)
 
 
 def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:
-    """Parameters of a chunk; worked out once for all plans that have it."""
-    p, kind = job.parallel, (c.layers, c.expert_layers, c.first, c.last)
+    """Trained parameters of a chunk; worked out once for all plans that have it."""
+    p, kind = job.parallel, (c.dealt, c.first, c.last)
     key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
-    return pricer.known.get(key, lambda: weights(job, *kind))
+    return pricer.known.get(key, lambda: trained_weights(job, *kind))
 
 
 def _parts(plan: Stages, stage: int, passes: tuple[ChunkTime, ...], slow: float, microbatches: int) -> dict[str, float]:

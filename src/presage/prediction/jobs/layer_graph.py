@@ -136,7 +136,7 @@ class LayerBuilder(GraphBuilder):
         q, o = ((s.batch, s.queries, s.heads, d) for d in (s.dim, s.value_dim))
         k, v = ((s.batch, s.keys, s.kv_heads, d) for d in (s.dim, s.value_dim))
         window = s.window - 1 if s.window else None
-        args = (None, None, s.queries, s.keys, 0.0, s.causal)
+        args = (s.documents or None, None, s.queries, s.keys, 0.0, s.causal)
         if not s.backward:
             made = [self._tensor(shape, dtype).id for shape in (q, k, v, o)]
             inputs = (*map(Ref, made[:3]), *args, False, None, window)

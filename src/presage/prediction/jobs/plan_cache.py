@@ -36,7 +36,19 @@ def plan_cache(job: Job, efficiency: Efficiency, paces: WorkPaces = EVEN) -> Pla
     """The one that all plans of a job share; what is asked at odd paces is not kept for others."""
     if paces is not EVEN:
         return PlanCache()
-    return _known(job.model, job.platform, job.sequence, job.precision, job.framework, job.overlap, efficiency)
+    common = (
+        job.model,
+        job.platform,
+        job.sequence,
+        job.precision,
+        job.framework,
+        job.overlap,
+        job.tuning,
+        job.recipe,
+        job.lengths,
+        job.balanced,
+    )
+    return _known(*common, efficiency)
 
 
 @lru_cache(128)

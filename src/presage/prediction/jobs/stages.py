@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
-from presage.configs.transformer import Transformer
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
 from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
+from presage.prediction.jobs.vision_tower import tower_passes
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
 
@@ -23,6 +23,7 @@ MODULES = {
     "norm": ("norm1", "norm2", "norm"),
     "layernorm": ("norm1", "norm2", "norm"),
     "mla_up_proj": ("up_proj", "rope"),
+    "mamba": ("conv", "scan", "gated_norm"),
     "mlp": ("mlp_up", "act", "mlp_down", "shared_up", "shared_down"),
     "moe_act": ("act",),
     "moe": ("router", "dispatch", "moe_up", "act", "moe_down", "combine"),
@@ -42,6 +43,7 @@ class Chunk:
     first: bool  # has the embedding
     last: bool  # has the head
     passes: Passes
+    dealt: tuple[tuple[int, int], ...] = ()  # numbers of layers, the first of each kind, and how many there are of it
 
 
 NOTHING = Passes(BlockCost(), BlockCost(), BlockCost())
@@ -94,7 +96,7 @@ def assign_layers(job: Job) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
     p, m = job.parallel, job.model
     split = p.slot_layers(m.layers, m.predicted)
-    kinds = [_kind(m, i) for i in range(m.layers)]
+    kinds = [m.kind(i) for i in range(m.layers)]
     numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
     found: dict[Kind, int] = {}
     of_slot, start = np.zeros(len(split), np.int64), 0
@@ -118,21 +120,18 @@ def _chunk(job: Job, pricer: BlockCostModel, layers: tuple[tuple[int, int], ...]
     for number, times in layers:
         total += layer_passes(job, pricer, number) * times
     experts = sum(times for number, times in layers if job.model.has_experts(number))
-    return Chunk(sum(times for _, times in layers), experts, first, last, total + ends(job, pricer, first, last))
-
-
-def _kind(m: Transformer, layer: int) -> tuple[bool, bool]:
-    return m.has_experts(layer), m.has_window(layer)
+    count = sum(times for _, times in layers)
+    return Chunk(count, experts, first, last, total + ends(job, pricer, first, last), layers)
 
 
 def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
     """One microbatch through a layer."""
-    key = ("layer", pricer.layers, _kind(job.model, number), job.recompute)
+    key = ("layer", pricer.layers, job.model.kind(number), job.recompute)
     return pricer.known.get(key, lambda: _layer_passes(job, pricer, number))
 
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
-    key = ("blocks", pricer.layers, _kind(job.model, number))
+    key = ("blocks", pricer.layers, job.model.kind(number))
     again, total, shared = BlockCost(), NOTHING, NOTHING
     for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
         again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
@@ -178,7 +177,7 @@ def _ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
         ((_, one),) = pricer.block_costs(embedding_graph(job))
-        total += one
+        total += one + tower_passes(job, pricer)
     if last:
         for _, one in pricer.block_costs(head_graph(job)):
             total += one

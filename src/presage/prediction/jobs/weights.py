@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.configs.tuning import BASES, adapter_parameters
+
+Dealt = tuple[tuple[int, int], ...]  # numbers of layers, the first of each kind, and how many there are of it
 
 
 class Weights(NamedTuple):
@@ -18,17 +21,14 @@ class Weights(NamedTuple):
         return self.shared + self.experts
 
 
-def weights(job: Job, layers: int, expert_layers: int, first: bool, last: bool) -> Weights:
-    """Parameters of a chunk. Weights that both ends use are on both ends."""
+def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+    """Parameters of a chunk with such layers. Weights that both ends use are on both ends."""
     m, p = job.model, job.parallel
     shared, experts = 0.0, 0.0
-    if layers > expert_layers:
-        shared += (layers - expert_layers) * m.outside_expert_parameters(_dense_layer(job))
-    if expert_layers:
-        number = m.experts.dense_layers if m.experts else 0
-        shared += expert_layers * m.outside_expert_parameters(number)
-        experts += expert_layers * m.expert_parameters(number)
-    shared += m.embedding_parameters if first else 0
+    for number, count in dealt:
+        shared += count * m.outside_expert_parameters(number)
+        experts += count * m.expert_parameters(number)
+    shared += m.embedding_parameters + m.trained_vision_parameters if first else 0
     if last:
         alone = p.pp > 1 or p.virtual > 1
         shared += m.head_parameters + (m.vocab * m.hidden if m.tied and alone else 0)
@@ -38,6 +38,17 @@ def weights(job: Job, layers: int, expert_layers: int, first: bool, last: bool) 
     return Weights(shared / p.tp, experts / (p.ep * p.expert_tp))
 
 
-def _dense_layer(job: Job) -> int:
-    """The number of a layer without experts."""
-    return next((i for i in range(job.model.layers) if not job.model.has_experts(i)), 0)
+def trained_weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+    """Those of a chunk's parameters that have gradients: all, or those of adapters."""
+    if not job.tuning.frozen:
+        return weights(job, dealt, first, last)
+    return Weights(sum(n * adapter_parameters(job.tuning, job.model, i, job.parallel.tp) for i, n in dealt), 0.0)
+
+
+def gathered_bytes(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+    """Bytes of a chunk's parameters as they are gathered: frozen ones lie packed, but not those of the ends."""
+    w, each = weights(job, dealt, first, last), float(job.framework.gather_bytes)
+    if not job.tuning.frozen or job.tuning.base == "16bit":
+        return Weights(w.shared * each, w.experts * each)
+    inner, packed = weights(job, dealt, False, False).shared, BASES[job.tuning.base]
+    return Weights(inner * packed + (w.shared - inner) * each, w.experts * packed)

@@ -23,9 +23,11 @@ class WorkPaces(NamedTuple):
     sharding: float = 1.0
     send: float = 1.0
     dp: float = 1.0
+    held: frozenset[str] = frozenset()  # collectives (all_gather, ...) that take their usual time whatever their class
 
 
 EVEN = WorkPaces()
+PACED = tuple(name for name in WorkPaces._fields if name != "held")
 ONE_CLASS = {Axis.PP: "send", Axis.REPLICAS: "dp"} | {axis: axis.value for axis in (*LAYER_AXES, Axis.DP)}
 
 
@@ -35,7 +37,9 @@ def class_of(job: Job, over: Axis) -> str:
     return ONE_CLASS.get(over) or ("sharding" if by_layer else "dp")
 
 
-def pace_of(paces: WorkPaces, job: Job, over: Axis) -> float:
-    """Pace of a job's transfers over such a group."""
+def pace_of(paces: WorkPaces, job: Job, over: Axis, op: str) -> float:
+    """Pace of a job's collectives of a kind over such a group."""
+    if op in paces.held:
+        return 1.0
     pace: float = getattr(paces, class_of(job, over))
     return pace

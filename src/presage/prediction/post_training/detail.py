@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from presage.prediction.post_training.step import PostTrainingResult
 
 MS = 1e3
+DRAWN = (0.05, 0.5, 0.95, 0.99)
 
 
 def post_training_json(p: PostTrainingResult) -> dict[str, Any]:
@@ -26,10 +27,8 @@ def post_training_json(p: PostTrainingResult) -> dict[str, Any]:
         "engine_gpus": p.rl.engine.gpus,
         "placement": p.rl.placement,
         "staleness": p.rl.staleness,
-        "step_ms": p.step.p50 * MS,
-        "step_mean_ms": p.step.mean * MS,
-        "step_interval_ms": [p.step.p5 * MS, p.step.p95 * MS],
-        "step_p95_ms": float(np.quantile(p.draws, 0.95)) * MS,
+        "step_ms": {name: value * MS for name, value in asdict(p.step).items()},
+        "drawn_ms": {f"p{100 * q:g}": float(np.quantile(p.draws, q)) * MS for q in DRAWN},
         "step_p95_over_p50": 1 + p.jitter,
         "draws": len(p.draws),
         "tokens_per_step": p.tokens,

@@ -18,8 +18,9 @@ from presage.configs.post_training import PostTraining
 from presage.displayed import Displayed, share_rows
 from presage.errors import PresageError
 from presage.memory import JobMemory, job_memory
+from presage.memory.buffers import COMMUNICATOR, LAZY_CONTEXT
 from presage.memory.engine_memory import EngineMemory, engine_memory
-from presage.memory.job_memory import COMMUNICATOR, LAZY_CONTEXT, StageMemory
+from presage.memory.job_memory import StageMemory
 from presage.prediction.jobs.job_detail import provenance_notes
 from presage.prediction.post_training.decoding import DecodingModel, decoding_model
 from presage.prediction.post_training.lengths import draw_lengths

@@ -84,7 +84,7 @@ def _counting(rng: np.random.Generator) -> dict[str, Any]:
     return {"op": near(rng, {"bincount": 0.35, "histc": 0.15, "nonzero": 0.3, "topk": 0.2}),
             "dtype": pick(rng, ("int64", "float32", "bfloat16")), "count": log_int(rng, 16, 2e7),
             "values": log_int(rng, 2, 1e6), "columns": log_int(rng, 8, 60000), "k": log_int(rng, 1, 256),
-            "share": float(rng.random())}  # fmt: skip
+            "share": round(float(rng.random()), 3)}  # fmt: skip
 
 
 def build_counting(torch: Any, p: dict[str, Any]) -> Parts:
@@ -146,11 +146,12 @@ def _sides(rng: np.random.Generator) -> dict[str, Any]:
     while np.prod(shape, dtype=float) > most:
         shape[int(rng.integers(0, dims))] = int(pick(rng, (1, 2, 4, 8)))
     over = sorted(rng.choice(dims, int(pick(rng, (1, 1, 1, 2))), replace=False).tolist())
-    return {"op": "sum", "dtype": near(rng, HALF), "shape": shape, "over": over}
+    order = rng.permutation(dims).tolist() if rng.random() < 0.5 else list(range(dims))  # in memory
+    return {"op": "sum", "dtype": near(rng, HALF), "shape": shape, "over": over, "order": order}
 
 
 def build_sides(torch: Any, p: dict[str, Any]) -> Parts:
-    x = tensor(torch, p["shape"], p["dtype"])
+    x = tensor(torch, p["shape"], p["dtype"], order=p.get("order"))
     if p["op"] == "sum":
         return one(lambda: x.sum(p["over"]))
     x.requires_grad_(True)

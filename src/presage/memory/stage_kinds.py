@@ -1,0 +1,60 @@
+"""Memory of the layers of a pattern (Mamba-2, linear attention, attention, feed-forward alone), by stage."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import NamedTuple
+
+from presage.configs.job import Job
+from presage.memory.activations import layer_activations
+
+
+class StageKinds(NamedTuple):
+    """Layers of a pattern that a stage has: parameters of a rank, and bytes a token."""
+
+    shared: float
+    experts: float
+    kept: float
+    working: float
+
+
+def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
+    """Layers of a pattern by stage."""
+    found: dict[tuple[object, ...], StageKinds] = {}
+    out = []
+    for layers in _stage_layers(job):
+        some = [found.setdefault(job.model.kind(i), _layer_kind(job, i)) for i in layers]
+        sums = [sum(k[n] for k in some) for n in range(3)]
+        out.append(StageKinds(*sums, max((k.working for k in some), default=0.0)))
+    return tuple(out)
+
+
+def _stage_layers(job: Job) -> list[list[int]]:
+    """Numbers of the layers of each stage."""
+    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
+    begin = [0, *accumulate(split)]
+    return [[i for slot in own for i in range(begin[slot], begin[slot + 1])] for own in job.parallel.slots]
+
+
+def _layer_kind(job: Job, layer: int) -> StageKinds:
+    m = job.model
+    memory = layer_activations(job, m.has_experts(layer), m.mixer(layer), bool(m.feeds(layer)))
+    return StageKinds(*rank_parameters(job, layer), memory.kept, memory.working)
+
+
+def rank_parameters(job: Job, layer: int) -> tuple[float, float]:
+    """Parameters of a layer on one rank: shared ones, and those of its experts."""
+    m, p, e = job.model, job.parallel, job.model.experts
+    mixes, feeds = m.mixer(layer), m.feeds(layer)
+    mixing = m.attention_parameters(p.tp) if mixes == "attention" else m.mixer_parameters(mixes) / p.tp
+    shared = mixing + (bool(mixes) + bool(feeds)) * m.norm_parameters
+    if feeds != "experts" or e is None:
+        return shared + (m.block_parameters(m.ffn) / p.tp if feeds else 0.0), 0.0
+    beside = m.block_parameters(e.shared_ffn) / p.tp if e.shared_ffn else 0.0
+    return shared + m.hidden * e.experts + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
+
+
+def routed_layers(job: Job) -> tuple[tuple[int, int], ...]:
+    """Layers without and with experts, by stage."""
+    routed = [sum(job.model.has_experts(i) for i in layers) for layers in _stage_layers(job)]
+    return tuple((len(layers) - n, n) for layers, n in zip(_stage_layers(job), routed, strict=True))
