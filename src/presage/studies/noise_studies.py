@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,11 @@ def _plans(job: Job, degree: int) -> list[tuple[str, Job]]:
     alone = replace(
         job.parallel, tp=1, pp=1, cp=1, ep=1, expert_tp=1, virtual=1, sequence_parallel=False, layers_as=(), shard=0
     )
-    kinds = {"DP": {}, f"TP {degree}": {"tp": degree, "sequence_parallel": True}, f"PP {degree}": {"pp": degree}}
+    kinds: dict[str, dict[str, Any]] = {
+        "DP": {},
+        f"TP {degree}": {"tp": degree, "sequence_parallel": True},
+        f"PP {degree}": {"pp": degree},
+    }
     kinds |= {f"CP {degree}": {"cp": degree}} | ({f"EP {degree}": {"ep": degree}} if job.model.experts else {})
     return [(name, replace(job, parallel=replace(alone, **how))) for name, how in kinds.items()]
 

@@ -16,29 +16,34 @@ from presage.traces.replay import RankTasks, Replay
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+UNKNOWN_GPU = "h100_sxm"
 HOST, STREAMS = CLASSES.index("host"), CLASSES.index("streams")
 
 
 def noisy_replay(replay: Replay, noise: str | None, count: int = 200, seed: int = 0) -> StepDistribution:
     """`count` steps of the run on GPUs like its own. The ranks of the trace keep what makes them differ in it."""
-    tasks, per_run = replay_classes(replay), _steps(replay, replay.durations)
+    durations = np.asarray(replay.durations, np.float64)
+    tasks, per_run = replay_classes(replay), _steps(replay, durations)
     if not len(per_run):
         raise PresageError("the trace has no complete step to draw")
-    belief, source = noise_of_gpus(_gpu(replay), tasks.gpus, float(per_run.mean()), noise)
+    gpu = _gpu(replay)
+    belief, source = noise_of_gpus(gpu or UNKNOWN_GPU, tasks.gpus, float(per_run.mean()), noise)
+    if gpu is None:
+        source += f" (the trace's GPU is not known: noise of {UNKNOWN_GPU} is taken)"
 
     def seconds(factors: Floats) -> Floats:
-        return np.array([_steps(replay, replay.durations * column) for column in factors.T])
+        return np.array([_steps(replay, durations * column) for column in factors.T])
 
     draws = draw_runs(tasks, belief.noise, seed, -(-count // len(per_run)), seconds)
     return StepDistribution(draws, (), source, seed)
 
 
-def _gpu(replay: Replay) -> str:
+def _gpu(replay: Replay) -> str | None:
     names = replay.run.traces[0].gpus
     try:
         return gpu_by_name(names[0]).key
     except (IndexError, PresageError):
-        return "h100_sxm"
+        return None
 
 
 def _steps(replay: Replay, durations: Floats) -> Floats:
@@ -46,7 +51,7 @@ def _steps(replay: Replay, durations: Floats) -> Floats:
     timeline = simulate(replay.program, durations)
     each = [[s.seconds for s in replay.steps(timeline, i)] for i in range(len(replay.ranks))]
     count = min(map(len, each))
-    return np.array([row[:count] for row in each]).max(axis=0)
+    return np.array([row[:count] for row in each], np.float64).max(axis=0).astype(np.float64)
 
 
 def replay_classes(replay: Replay) -> TaskClasses:

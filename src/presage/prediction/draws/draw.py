@@ -193,8 +193,8 @@ def _kind(
 ) -> Replicas:
     """Pools of what stays and of what changes: the latter for usual replicas, slow ones and the slowest."""
     steadily, own = _varies(shape, noise)
-    sizes = GPUS, min(GPUS, TASKS / tasks_of(shape))
-    many, few = (max(200, int(n * max(share, LEAST) * pools)) for n in sizes)
+    pooled = GPUS, min(GPUS, TASKS / tasks_of(shape))
+    many, few = (max(200, int(n * max(share, LEAST) * pools)) for n in pooled)
     gpus = drawn_gpus(shape, noise, streams(f"{named}gpus"), many if steadily or named else 1, bool(named))
     seconds = rank_effects(shape, noise, gpus) if steadily or named else np.full(1, shape.pipeline.total)
     if not own:

@@ -141,7 +141,7 @@ def sensitivity(
     """Sensitivity of a job's step, for a step model with or without its fitted stragglers."""
     found, calm = draw(shape, noise, seed, draws, pool=pool), draw(shape, NO_NOISE, seed, 2)
     names, critical, ops = [s.name for s in active_sources(noise)], criticality(shape), collectives(shape)
-    cases = {
+    cases: Cases = {
         **_class_cases(shape, noise, critical, draws),
         **{("collective", op): DrawRequest(replace(shape, held=frozenset([op])), noise, draws) for op in ops},
         **_source_cases(shape, noise, names, seed, draws),

@@ -89,7 +89,7 @@ def keys_seen(job: Job, documents: tuple[int, ...]) -> int:
     if job.balanced:
         return max(1, round(sum(n * n for n in rows) / sum(rows) / 2))
     part, before = max(1, job.sequence // p.cp), np.concatenate([np.arange(n) for n in rows])
-    return max(1, round(max(before[i * part : (i + 1) * part].mean() for i in range(p.cp))))
+    return max(1, round(max(float(before[i * part : (i + 1) * part].mean()) for i in range(p.cp))))
 
 
 def _unfused(b: LayerBuilder, job: Job, s: RankSizes, dim: int, value: int) -> None:
