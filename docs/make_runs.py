@@ -395,7 +395,7 @@ def page(path: Path) -> Iterator[str]:
 
 def cuts(result: AccuracyResult, table: Table) -> Iterator[str]:
     """The same rows, cut other ways."""
-    for title, pattern in (("GPU", r"GPU "), ("scale", r".*\d GPUs$"), ("kind of model", r"MoE|dense")):
+    for title, pattern in (("GPU", r"GPU "), ("scale", r".*\d GPUs$"), ("kind of model", r"MoE|dense|hybrid")):
         yield from (f"## By {title}", "", *grouped(title, result, named(result, re.compile(pattern))), "")
     software = by(result, lambda r: job_of_run(table[line_of(r.name)]).framework.key)
     yield from ("## By software", "", "As presage takes it.", "", *grouped("software", result, software), "")

@@ -177,6 +177,11 @@ class AttentionShape(NamedTuple):
     documents: tuple[int, ...] = ()  # lengths of what each row is packed of: a query sees its own alone; empty: one
 
     @property
+    def windowed(self) -> bool:
+        """Whether the window hides any key."""
+        return 0 < self.window < self.keys
+
+    @property
     def flops(self) -> float:
         """FLOPs of the visible scores: half of all under a causal mask."""
         if self.documents:
@@ -248,7 +253,7 @@ def shape_tiles(queries: int, keys: int, causal: bool, window: int, documents: t
 def window_slowdown(style: str, s: AttentionShape) -> float:
     """Times as long as a tile takes under a window. FlashAttention-2's forward kernel masks every tile then, which
     costs narrow heads most (H200, 42 windows of 64 to 4,096 tokens)."""
-    if not s.window or style != "flash2" or s.backward:
+    if not s.windowed or style != "flash2" or s.backward:
         return 1.0
     return 1.0 + LOCAL * float((64.0 / max(s.dim, 32)) ** LOCAL_POWER)
 
@@ -259,7 +264,7 @@ def attention_seconds(
     """Seconds, where a tile takes `tile` seconds on an SM; `edge`: tiles that the edges of a window cost a block."""
     heads, counted = s.batch * s.heads, shape_tiles(s.queries, s.keys, s.causal, s.window, s.documents)
     blocks, tiles, longest = counted
-    if edge and s.window:  # tiles that the window's edges cut are masked, and few tiles fill no pipeline
+    if edge and s.windowed:  # tiles that the window's edges cut are masked, and few tiles fill no pipeline
         tiles, longest = tiles + edge * blocks, longest + edge
     waves = heads * blocks / sms
     work = heads * (tiles * tile + blocks * k.block) / sms

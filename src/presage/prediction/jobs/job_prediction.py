@@ -267,7 +267,7 @@ class JobResult(Result):
     @cached_property
     def help_costs(self) -> tuple[float, ...]:
         """What the first of these changes cost in time: the step's, as a share of what it takes now."""
-        return tuple(job_step(h.job).seconds / self.seconds - 1 for h in self.helps[:HELPS])
+        return tuple(float(job_step(h.job).seconds / self.seconds - 1) for h in self.helps[:HELPS])
 
     # ---- energy and cost
 
