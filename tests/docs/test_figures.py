@@ -77,7 +77,6 @@ CLAIMS = [
     ("will_it_fit.md", rf"peak allocated within {N} on 25 steps", "steps, memory worst"),
     ("will_it_fit.md", rf"{N} on average on 44 varied ones", "varied, memory"),
     ("will_it_fit.md", rf"44 varied ones, {N} at worst", "varied, memory worst"),
-    ("will_it_fit.md", rf"Jobs: {N} on average against 55", "jobs, memory"),
     ("limits.md", rf"Mixture-of-experts jobs\*\*: {N} error", "jobs, experts"),
     ("limits.md", rf"[\d.]+% error on average, {N} at worst \(\[runs", "jobs, worst"),
     ("limits.md", rf"with FSDP are {N} off", "ranks"),
