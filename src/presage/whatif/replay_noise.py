@@ -51,7 +51,8 @@ def _steps(replay: Replay, durations: Floats) -> Floats:
     timeline = simulate(replay.program, durations)
     each = [[s.seconds for s in replay.steps(timeline, i)] for i in range(len(replay.ranks))]
     count = min(map(len, each))
-    return np.array([row[:count] for row in each], np.float64).max(axis=0).astype(np.float64)
+    slowest: Floats = np.array([row[:count] for row in each], np.float64).max(axis=0)
+    return slowest
 
 
 def replay_classes(replay: Replay) -> TaskClasses:
