@@ -103,7 +103,7 @@ def step_sentences(p: JobResult) -> dict[str, str]:
 
 @lru_cache(64)
 def drawn_job(text: str, noise: str) -> JobResult:
-    """As `presage job --draws 4000` draws it, without intervals for the noise's own uncertainty."""
+    """As `presage job` draws it, without intervals for the noise's own uncertainty; with --draws it draws evenly."""
     from presage.prediction.draws.distribution import quick_distribution
 
     p = predicted(text)

@@ -22,7 +22,8 @@ from presage.ui.knobs import KEPT, KNOBS, SHARDINGS, InvalidPlan, knobs_named_in
 
 LONGEST = 32_768  # letters of a job's text
 STAGES, LAYERS, EXPERTS, WIDE = 1024, 4096, 4096, 1 << 20  # more is no plan, and takes more memory than there is
-OWN = {"sequence_parallel", "expert_tp", "shard", "layers_as", "ends_as_layers"}  # of [parallel], beside knobs
+OWN = {"sequence_parallel", "expert_tp", "shard", "layers_as", "ends_as_layers", "cp_balance", "dispatcher"}
+KNOB_TRAINING = {"sequence", "micro_batch", "global_batch", "microbatches", "precision", "recompute"}  # has knobs
 PLACE = "plan"
 
 
@@ -171,7 +172,7 @@ def _rest(table: Mapping[str, Any], job: Job, knobs: Mapping[str, Any], software
     out: dict[str, Any] = {
         "name": table.get("name") if table.get("name") != knobs["model"] else None,
         "model": table.get("model") if knobs["model"] == KEPT else None,
-        "training": {n: training[n] for n in ("optimizer",) if n in training}
+        "training": {n: v for n, v in training.items() if n not in KNOB_TRAINING}
         | ({"recompute": training["recompute"]} if knobs["recompute"] == KEPT else {}),
         "parallel": parallel,
         "overlap": table.get("overlap"),
