@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from presage.configs.models import preset
-from presage.configs.rl_settings import Settings, model_section, without_empty
+from presage.configs.rl_settings import LAYOUT, Settings, model_section, without_empty
 from presage.configs.script_arguments import read_settings, resolve_settings
 from presage.errors import InputError
 
@@ -30,10 +30,6 @@ QUIET = re.compile(
     r"|recipe|pipeline_dtype|layernorm_epsilon|skip_|load_format|deep_gemm|in_bf16|async_engine|max_model_len|importance"
     r"|sequence_length_round|algorithm$|max_new_tokens|recompute_kv|fp8_cfg|peft|track|refit|gradient_acc|_mb_tokens)"
 )
-LAYOUT = {
-    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size", "expert_tp": "expert_tensor_parallel_size",
-}  # fmt: skip
 
 
 def read_nemo_rl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -83,6 +79,8 @@ def _inherited(path: Path, deepest: int) -> tuple[dict[str, Any], list[str]]:
 def _refuse(get: Settings) -> None:
     get.refuse("grpo.use_dynamic_sampling", "multiply grpo.num_prompts_per_step by the batches that a step samples")
     get.refuse("grpo.max_rollout_turns", "give one turn, with rl.response_lengths of all turns together")
+    for name in (f"{M}.fp8_cfg.enabled", f"{M}.peft.enabled", f"{D}.lora_cfg.enabled"):
+        get.refuse(name, "full training in bf16 is: switch it off")
     get.refuse(f"{V}.pipeline_parallel_size", f"use {V}.tensor_parallel_size")
     get.refuse(f"{P}.generation.vllm_kwargs.speculative_config.num_speculative_tokens", "decode without a draft model")
     backend = get(f"{P}.generation.backend")

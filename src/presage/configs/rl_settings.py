@@ -11,6 +11,12 @@ from typing import Any
 from presage.configs.models import preset_key
 from presage.errors import InputError
 
+# Megatron-Core's names of degrees, which both frameworks have.
+LAYOUT = {
+    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size", "expert_tp": "expert_tensor_parallel_size",
+}  # fmt: skip
+
 
 class Settings:
     """Settings by dotted name; those that were read are remembered."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from presage.configs.rl_settings import Settings, model_section, without_empty
+from presage.configs.rl_settings import LAYOUT, Settings, model_section, without_empty
 from presage.configs.script_arguments import read_settings, resolve_settings
 from presage.errors import InputError
 
@@ -28,10 +28,6 @@ QUIET = re.compile(
     r"|prompt_length|response_length|swap_space|max_model_len|layered_summon|use_shm|update_weights|mbridge|dist_ckpt"
     r"|wandb|async_rollout|chat_)"
 )
-LAYOUT = {
-    "tp": "tensor_model_parallel_size", "pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size", "expert_tp": "expert_tensor_parallel_size",
-}  # fmt: skip
 
 
 def read_verl(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...]]:
