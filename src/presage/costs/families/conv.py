@@ -312,5 +312,15 @@ def _channels_last(t: Shape) -> bool:
 
 OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))
 FAMILY = KernelFamily(
-    "conv", OPS, law, features, rounds=2000, leaves=127, rate=0.08, computes=True, parts=gradients, at_once=side_by_side
+    "conv",
+    OPS,
+    law,
+    features,
+    rounds=1500,
+    leaves=255,
+    rate=0.08,
+    least=4,
+    computes=True,
+    parts=gradients,
+    at_once=side_by_side,
 )

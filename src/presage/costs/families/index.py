@@ -206,4 +206,4 @@ def features(call: Call, law: Law) -> list[float]:
 
 PARTS = max(map(len, WEIGHTS.values()))
 REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
-FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=15, bound=0.3)
+FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=63, bound=0.3)

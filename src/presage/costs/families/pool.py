@@ -139,4 +139,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=600, leaves=23, rate=0.08, bound=0.3)
+FAMILY = KernelFamily("pool", frozenset((*OPS, *ALIKE)), law, features, rounds=600, leaves=63, rate=0.08, bound=0.3)

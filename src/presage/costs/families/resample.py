@@ -177,4 +177,4 @@ def features(call: Call, law: Law) -> list[float]:
 
 
 REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
-FAMILY = KernelFamily("resample", frozenset(OPS), law, features, rounds=700, leaves=31, rate=0.08, bound=0.3)
+FAMILY = KernelFamily("resample", frozenset(OPS), law, features, rounds=700, leaves=63, rate=0.08, bound=0.3)

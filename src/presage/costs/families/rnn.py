@@ -117,5 +117,5 @@ def features(call: Call, law: Law) -> list[float]:
 
 REFERENCE = Rates(4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4e14, "fp32": 5.3e13, "fp64": 2.7e13}, REFERENCE_SMS)
 FAMILY = KernelFamily(
-    "rnn", frozenset(NAMES), law, features, rounds=700, leaves=15, rate=0.08, bound=0.2, computes=True, at_once=lanes
+    "rnn", frozenset(NAMES), law, features, rounds=700, leaves=63, rate=0.08, bound=0.2, computes=True, at_once=lanes
 )

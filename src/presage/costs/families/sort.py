@@ -126,4 +126,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-FAMILY = KernelFamily("sort", frozenset(CODES), law, features, rounds=500, leaves=11)
+FAMILY = KernelFamily("sort", frozenset(CODES), law, features, rounds=500, leaves=63)
