@@ -14,7 +14,7 @@ from presage.noise.model import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineStep
 from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.block_cost import communicators
-from presage.prediction.jobs.chunk_time import ChunkTime
+from presage.prediction.jobs.chunk_time import ChunkTimes
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
@@ -115,11 +115,12 @@ def _across(job: Job) -> frozenset[str]:
 def _work(s: JobStep) -> Floats:
     """Seconds of each class in each pass; those of all classes add up to the pass."""
     split = s.pipeline.schedule.splits_backward
-    kinds = np.array([_passes(c, t, s.slowdown, split) for c, t in zip(s.plan.kinds, s.passes, strict=True)])
+    by_kind = [ChunkTimes(*t) for t in zip(*s.passes, strict=True)]
+    kinds = np.array([_passes(c, t, s.slowdown, split) for c, t in zip(s.plan.kinds, by_kind, strict=True)])
     return np.moveaxis(kinds[s.plan.at], (2, 3), (0, 1))
 
 
-def _passes(c: Chunk, t: ChunkTime, slow: float, split: bool) -> Floats:
+def _passes(c: Chunk, t: ChunkTimes, slow: float, split: bool) -> Floats:
     """[class, pass] of one kind of chunk."""
     out = np.zeros((len(CLASSES), len(PASSES)))
     for i, (cost, total) in enumerate(

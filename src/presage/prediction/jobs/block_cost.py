@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.configs.job import Job, activation_bytes
 from presage.costs.closed_form import ClosedFormKernels
@@ -24,6 +29,7 @@ from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_b
 from presage.prediction.jobs.plan_cache import layer_key, plan_cache
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces, pace_of
 
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])  # one number, or those of many plans
 AXES = {axis.value: axis for axis in Axis}
 USUALLY_HELD = 0.2  # of the SMs, where channels are not known
 REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large GEMMs; waves of tiles
@@ -110,6 +116,13 @@ class BlockCostModel:
         self.held = overlap_loss(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
+    def of_plan(self, parallel: ParallelPlan) -> BlockCostModel:
+        """That of another plan of the job, on as many GPUs, whose layers cost the same."""
+        other = copy(self)
+        other.job = replace(self.job, parallel=parallel)
+        other.groups = communicators(other.job)
+        return other
+
     def block_costs(self, layer: LayerGraph) -> list[tuple[LayerBlock, Passes]]:
         """One microbatch through each block of a layer, nothing of it repeated."""
         costs = self.op_costs(layer)
@@ -146,9 +159,9 @@ class BlockCostModel:
 
     # ---- transfers
 
-    def collective_seconds(self, op: str, nbytes: float, axis: Axis) -> float:
+    def collective_seconds(self, op: str, nbytes: Bytes, axis: Axis) -> Bytes:
         """A collective by itself."""
-        alone = float(self.collectives.seconds(op, nbytes, self.groups[axis]))
+        alone = self.collectives.seconds(op, nbytes, self.groups[axis])
         return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis, op)
 
     def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> BlockCost:

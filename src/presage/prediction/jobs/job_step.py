@@ -18,7 +18,7 @@ from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.block_cost import BlockCostModel, Passes
-from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
+from presage.prediction.jobs.chunk_time import ChunkTimes, chunk_times
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_host import layer_host_of
 from presage.prediction.jobs.optimizer_step import optimizer_seconds
@@ -40,7 +40,7 @@ class JobStep:
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
     plan: Stages  # the chunks of each stage
-    passes: tuple[ChunkTime, ...]  # by kind of chunk
+    passes: ChunkTimes  # by kind of chunk
     replicas: float  # seconds of exposed communication between replicas
     update: float  # seconds of the optimizer
     through: int  # microbatches that go through each chunk
@@ -68,8 +68,7 @@ def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
     forward pass that reaches it and the last backward pass that leaves it."""
     p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
     plan, host = chunks(job, pricer), layer_host_of(job, pricer.efficiency)
-    times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
-    forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
+    forward, backward = chunk_times(job, pricer, plan.kinds, host, 1.0)[:2]
     busy = job.passes * (plan.counts @ (forward + backward))
     if p.pipeline_kind.route is Route.BOTH_WAYS:  # any stage may be the first
         return float(busy.max() + _update(job, pricer, plan, host))
@@ -143,10 +142,9 @@ class StepInputs(NamedTuple):
 def step_at_clock(s: StepInputs, slow: float) -> JobStep:
     """Simulate the step with tensor-core kernels slowed down by this factor."""
     job, at = s.job, s.plan.at
-    passes = tuple(chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds)
-    forward = np.array([x.forward for x in passes])[at]
-    backward = np.array([x.backward for x in passes])[at]
-    weight = np.array([x.weight for x in passes])[at] if s.schedule.splits_backward else None
+    passes = chunk_times(job, s.pricer, s.plan.kinds, s.host, slow)
+    forward, backward = passes.forward[at], passes.backward[at]
+    weight = passes.weight[at] if s.schedule.splits_backward else None
     if weight is not None:
         backward = backward - weight
     done = run_pipeline(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
@@ -213,29 +211,28 @@ def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> 
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    return max(optimizer_seconds(job, pricer, most, layers), launched)
+    return max(float(optimizer_seconds(job, pricer, most, layers)), launched)
 
 
-def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:
+def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights[float]:
     """Trained parameters of a chunk; worked out once for all plans that have it."""
     p, kind = job.parallel, (c.dealt, c.first, c.last)
     key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
     return pricer.known.get(key, lambda: trained_weights(job, *kind))
 
 
-def _parts(plan: Stages, stage: int, passes: tuple[ChunkTime, ...], slow: float, microbatches: int) -> dict[str, float]:
+def _parts(plan: Stages, stage: int, passes: ChunkTimes, slow: float, microbatches: int) -> dict[str, float]:
     """Seconds of a stage by kind of work."""
     ahead, back = plan.work(stage)
     c = (ahead + back) * microbatches
-    counts = (plan.counts[stage] * microbatches).tolist()
-    each = list(zip(counts, passes, strict=True))
+    counts = plan.counts[stage] * microbatches
     transfers = {axis.value: getattr(c, axis.value) for axis in LAYER_AXES}
-    transfers[Axis.EP.value] -= sum(n * x.hidden for n, x in each)
+    transfers[Axis.EP.value] -= float(counts @ passes.hidden)
     return {
         "products": c.product * slow,
         "attention": c.attention * slow,
         "streams": c.stream,
         **transfers,
-        "sharding": sum(n * x.waits for n, x in each),
-        "host": sum(n * x.host for n, x in each),
+        "sharding": float(counts @ passes.waits),
+        "host": float(counts @ passes.host),
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from presage.configs.job import Job
 from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.families.gemm import GemmShape
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import BlockCostModel
+from presage.prediction.jobs.block_cost import BlockCostModel, Bytes
 
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
@@ -22,24 +24,25 @@ def update_bytes(job: Job) -> float:
     return job.framework.update_bytes or UPDATE_BYTES.get(job.optimizer, ONE_MOMENT)
 
 
-def optimizer_seconds(job: Job, pricer: BlockCostModel, own: float, layers: float) -> float:
+def optimizer_seconds(job: Job, pricer: BlockCostModel, own: Bytes, layers: Bytes) -> Bytes:
     """Seconds for a rank's `own` parameters; its stage has so many layers."""
     away = job.recipe.host_optimizer
-    took = pricer.memory_bound_seconds(update_bytes(job) * own * (1 - away), "optimizer") * pricer.paces.optimizer
+    moved = update_bytes(job) * own * (1 - away)
+    took = ClosedFormKernels.of(job.platform.gpu).memory_bound(moved, 1, "optimizer") * pricer.paces.optimizer
     if job.optimizer == "muon":
         took += muon_seconds(job, pricer, layers) * pricer.paces.products
     return took + (host_seconds(job, own * away) if away else 0.0)
 
 
-def host_seconds(job: Job, parameters: float) -> float:
+def host_seconds(job: Job, parameters: Bytes) -> Bytes:
     """Gradients to the host, a step of its cores, parameters back; one after the other, or beside each other."""
     link = PINNED * job.platform.gpu.pcie
     sent = parameters * job.framework.gradient_bytes / link, parameters * job.framework.gather_bytes / link
     step = HOST_STEP * parameters
-    return max(step, *sent) if job.recipe.host_overlap else step + sum(sent)
+    return np.maximum(step, np.maximum(*sent)) if job.recipe.host_overlap else step + sent[0] + sent[1]
 
 
-def muon_seconds(job: Job, pricer: BlockCostModel, layers: float) -> float:
+def muon_seconds(job: Job, pricer: BlockCostModel, layers: Bytes) -> Bytes:
     """Newton-Schulz iterations (Muon; arXiv 2502.16982) of the matrices of so many layers, as tensor-parallel ranks
     have them. Sharded: replicas take a part of the matrices each, as Megatron-Core's layer-wise optimizer; gathered:
     each orthogonalises all of its matrices, whose gradients it gathers."""
@@ -47,7 +50,7 @@ def muon_seconds(job: Job, pricer: BlockCostModel, layers: float) -> float:
     share = max(1, job.sharding) if job.parallel.zero and job.recipe.muon == "sharded" else 1
     whole = sum(count * iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), count in shapes)
     largest = max(iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), _ in shapes)
-    took = max(whole * layers / share, largest)
+    took = np.maximum(whole * layers / share, largest)
     if job.parallel.zero and job.recipe.muon == "gathered":
         numbers = sum(count * m * n for (m, n), count in shapes) * layers
         took += pricer.collective_seconds("all_gather", 2.0 * numbers, Axis.SHARD)
