@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from math import isqrt
+from math import isqrt, prod
 from typing import NamedTuple
 
 from presage.configs.job import Job, Recompute
@@ -17,7 +17,7 @@ from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES, ScheduleKind
 from presage.prediction.jobs.expert_exchange import dispatch_seconds
-from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, StateSharding, knob, recompute_word, sharding_word
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
 FUSED = ("deepep", "hybridep")  # dispatchers that are tried
@@ -46,12 +46,39 @@ class LayerSplit(NamedTuple):
     ends_as_layers: bool
 
 
-class StateSharding(NamedTuple):
-    """What data parallel ranks share."""
+class PlanGrid(NamedTuple):
+    """The plans of a family: each split with each sharding and each recomputation, in this order."""
 
-    zero: int
-    fsdp: bool
-    shard: int
+    family: PlanFamily
+    splits: tuple[ParallelPlan, ...]  # with the sharding left open
+    shardings: tuple[ParallelPlan, ...]  # with the schedule left open
+    recomputes: tuple[Recompute, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.splits), len(self.shardings), len(self.recomputes)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def words(self, name: str) -> tuple[int, list[str]]:
+        """The axis of `shape` along which plans choose a knob, and their words for it."""
+        if name in ("virtual", "schedule"):
+            return 0, [str(getattr(p, name)) for p in self.splits]
+        if name == "sharding":
+            return 1, [sharding_word(p) for p in self.shardings]
+        if name == "recompute":
+            return 2, [recompute_word(r) for r in self.recomputes]
+        return 0, [knob(self.plan(0), name)] * len(self.splits)
+
+    def plan(self, place: int) -> JobPlan:
+        """The plan at a place."""
+        rest, again = divmod(place, len(self.recomputes))
+        split, sharding = divmod(rest, len(self.shardings))
+        q = self.shardings[sharding]
+        parallel = replace(self.splits[split], zero=q.zero, fsdp=q.fsdp, shard=q.shard)
+        return JobPlan(self.family.gpus, parallel, self.family.micro_batch, self.recomputes[again])
 
 
 @dataclass(frozen=True)
@@ -81,20 +108,18 @@ class PlanSpace:
             for size in self._micro_batches(dp) if each else ():
                 yield PlanFamily(gpus, self._quickest(gpus, each, size), size)
 
+    def grid(self, f: PlanFamily) -> PlanGrid:
+        """Plans of a family, by what they choose."""
+        splits, shardings = (
+            tuple(replace(f.parallel, **choice._asdict()) for choice in choices)
+            for choices in (self._splits(f), self._shardings(f))
+        )
+        return PlanGrid(f, splits, shardings, tuple(self._recomputes()))
+
     def layouts(self, f: PlanFamily) -> list[JobPlan]:
         """Plans of a family, in order."""
-        splits, shardings, again = self._splits(f), self._shardings(f), self._recomputes()
-        every = [
-            replace(f.parallel, **split._asdict(), **sharding._asdict()) for split in splits for sharding in shardings
-        ]
-        made = [JobPlan(f.gpus, parallel, f.micro_batch, r) for parallel in every for r in again]
-        late = [name for name in self.keep if name in ("zero", "sharding")]
-        return [x for x in made if all(knob(x, name) in self.keep[name] for name in late)]
-
-    def count(self, f: PlanFamily) -> int:
-        if any(name in ("zero", "sharding") for name in self.keep):
-            return len(self.layouts(f))
-        return len(self._splits(f)) * len(self._shardings(f)) * len(self._recomputes())
+        grid = self.grid(f)
+        return [grid.plan(place) for place in range(grid.size)]
 
     def allows(self, name: str, value: object) -> bool:
         return name not in self.keep or str(value) in self.keep[name]
@@ -185,13 +210,13 @@ class PlanSpace:
         ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
         q, p = f.parallel, self.job.parallel
         holders, near = f.dp * q.cp, self.job.platform.domain // q.tp
-        if holders == 1:
-            return [StateSharding(0, False, 0)]
-        found = [StateSharding(z, False, 0) for z in range(4 if q.pp == 1 else 2)]
-        found += [StateSharding(2, True, 0), StateSharding(3, True, 0)]
-        found += [StateSharding(3, True, near)] if 1 < near < holders and not holders % near else []
-        own = StateSharding(p.zero, p.fsdp, p.shard)
-        return found if own in found or (p.shard and holders % p.shard) else [*found, own]
+        found = [StateSharding(z, False, 0) for z in range(1 if holders == 1 else 4 if q.pp == 1 else 2)]
+        if holders > 1:
+            found += [StateSharding(2, True, 0), StateSharding(3, True, 0)]
+            found += [StateSharding(3, True, near)] if 1 < near < holders and not holders % near else []
+            own = StateSharding(p.zero, p.fsdp, p.shard)
+            found += [] if own in found or (p.shard and holders % p.shard) else [own]
+        return [s for s in found if self.allows("zero", s.zero) and self.allows("sharding", sharding_word(s))]
 
     def _recomputes(self) -> list[Recompute]:
         """The usual ones, and the job's own."""
