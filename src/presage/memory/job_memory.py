@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
-from presage.memory.activations import LayerMemory, layer_activations, number_bytes
-from presage.memory.buffers import OLD, Buffers, buffers, input_masks, logits, outside
+from presage.configs.transformer import Transformer
+from presage.memory.activations import LayerMemory, layer_activations, number_bytes, sample_first
+from presage.memory.buffers import OLD, Buffers, buffers, input_masks, logits, outside, token_buffers
 from presage.memory.layer_kinds import (
     FrozenBytes,
     adam_of_ends,
@@ -115,27 +116,29 @@ class JobMemory:
 
 def job_memory(job: Job) -> JobMemory:
     """Memory of one rank of every stage."""
-    found = _FamilyMemory(job, [job.parallel], [job.parallel], [job.recompute], every=True).peaks()
-    whole = np.broadcast_arrays(*found)
-    stages = tuple(StageMemory(*row[:-1], int(row[-1])) for row in zip(*(x[0, 0].tolist() for x in whole), strict=True))
+    own = (job.parallel,)
+    found = _FamilyMemory(job, (job.micro_batch,), own, own, (job.recompute,), every=True).peaks()
+    whole = (x[0, 0, 0].tolist() for x in np.broadcast_arrays(*found))
+    stages = tuple(StageMemory(*row[:-1], int(row[-1])) for row in zip(*whole, strict=True))
     return JobMemory(stages, float(job.platform.gpu.memory), _memory_source(job))
 
 
 def plans_needed(
-    job: Job, splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan], recomputes: Sequence[Recompute]
-) -> Floats:
-    """[split, sharding, recomputation]: `job_memory(...).needed` of plans that differ from the job's in how layers are
-    assigned to stages and run, in what replicas share, and in what is recomputed."""
-    family = _FamilyMemory(job, splits, shardings, recomputes)
+    job: Job, sizes: Sequence[int], splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan],
+    recomputes: Sequence[Recompute],
+) -> Floats:  # fmt: skip
+    """[size, split, sharding, recomputation]: `job_memory(...).needed` of plans that differ from the job's in the size
+    of microbatches, in how layers are assigned to stages and run, in what replicas share, and in what is recomputed."""
+    family = _FamilyMemory(job, sizes, splits, shardings, recomputes)
     needed = StageMemory(*family.peaks()).needed
-    needed = np.broadcast_to(needed, (len(shardings), len(recomputes), needed.shape[-1]))
-    most = np.maximum.reduceat(needed, family.begin, axis=-1)
-    return np.ascontiguousarray(np.moveaxis(most, -1, 0))
+    needed = np.broadcast_to(needed, (len(sizes), len(shardings), len(recomputes), len(family.first)))
+    return np.moveaxis(np.maximum.reduceat(needed, family.begin, axis=-1), -1, 1)
 
 
 def most_needed(job: Job) -> float:
     """`job_memory(job).needed`, computed from fewer stages."""
-    return float(plans_needed(job, [job.parallel], [job.parallel], [job.recompute]).item())
+    own = (job.parallel,)
+    return float(plans_needed(job, (job.micro_batch,), own, own, (job.recompute,)).item())
 
 
 def _memory_source(job: Job) -> str:
@@ -148,11 +151,16 @@ def _memory_source(job: Job) -> str:
 
 def layer_counts(job: Job) -> tuple[tuple[int, int], ...]:
     """Number of layers without and with experts, by stage; `StageKinds` tells those of a pattern apart."""
-    x = job.model.experts
-    if job.model.pattern:
-        return routed_layers(job)
-    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
-    return _counted(split, job.parallel.slots, 0 if x is None else x.dense_layers, 0 if x is None else x.every)
+    return stage_counts(job.model, job.parallel)
+
+
+def stage_counts(m: Transformer, p: ParallelPlan) -> tuple[tuple[int, int], ...]:
+    """`layer_counts` of a plan."""
+    x = m.experts
+    if m.pattern:
+        return routed_layers(m, p)
+    split = p.slot_layers(m.layers, m.predicted)
+    return _counted(split, p.slots, 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 
 @lru_cache(4096)
@@ -181,47 +189,52 @@ class _Rank(NamedTuple):
 
 
 class _FamilyMemory:
-    """Memory of plans that differ in how layers are assigned to stages, in what replicas share and in what is
-    recomputed. Values go with some of these alone: arrays are [sharding, recomputation, stage], with axes of one."""
+    """Memory of plans that differ in the size of microbatches, in how layers are assigned to stages, in what replicas
+    share and in what is recomputed. Values go with some of these alone: arrays are [size, sharding, recomputation,
+    stage], with axes of one."""
 
     def __init__(
-        self, job: Job, splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan],
+        self, job: Job, sizes: Sequence[int], splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan],
         recomputes: Sequence[Recompute], every: bool = False,
     ) -> None:  # fmt: skip
-        self.job, self.model = job, job.model
-        self.sharded = [replace(job, parallel=p) for p in shardings]
-        again = [replace(job, recompute=r) for r in recomputes]
-        self.shares, self.outside = parameter_shards(job), outside(job)
-        self.state = OptimizerState(*_by_sharding([optimizer_state(j) for j in self.sharded]))
-        self.buffers = Buffers(*_by_sharding([buffers(j, self.shares) for j in self.sharded]))
-        self.dense = LayerMemory(*_by_recompute([layer_activations(j, experts=False) for j in again]))
-        routed = [layer_activations(j, experts=True) for j in again] if job.model.experts else ()
-        self.moe = LayerMemory(*_by_recompute(routed)) if routed else self.dense
-        self.tower, self.idle = _by_recompute([(tower_activations(j), _idle(j)) for j in again])
-        self.host, self.tokens = host_share(job), float(job.rank_tokens)
-        p = job.parallel
+        self.job, self.model, self.recomputes, p = job, job.model, recomputes, job.parallel
+        self.sized = [job.changed(micro_batch=size) for size in sizes]
+        self.sharded = [job.changed(parallel=p) for p in shardings]
+        self.shares, self.outside, self.host = parameter_shards(job), outside(job), host_share(job)
+        self.state = OptimizerState(*_along(1, [optimizer_state(j) for j in self.sharded]))
+        self.buffers = Buffers(*_along(1, [buffers(j, self.shares) for j in self.sharded]))
+        self.tokens, self.logits, self.spare, self.masks, self.token_buffers, self.per_flight = _along(
+            0, [(float(j.rank_tokens), *logits(j), input_masks(j), *token_buffers(j)) for j in self.sized]
+        )
         self.ends = job.model.hidden * self.tokens / (p.tp if p.sequence_parallel else 1)  # numbers of a microbatch
-        self.logits, self.spare = logits(job)
-        self.masks = input_masks(job)
-        self._stages(splits, again, every or bool(job.model.pattern))
+        (self.idle,) = _along(2, [(IDLE_AGAIN if r.mode == "full" else IDLE,) for r in recomputes])
+        self.dense = LayerMemory(*self._by_token(recomputes, lambda j: layer_activations(j, experts=False)))
+        self.moe = self.dense
+        if job.model.experts:
+            self.moe = LayerMemory(*self._by_token(recomputes, lambda j: layer_activations(j, experts=True)))
+        self._stages(splits, every)
+        if job.model.pattern:
+            found = self._by_token(
+                recomputes, lambda j: [k for split in splits for k in stage_kinds(j.changed(parallel=split))]
+            )
+            self.kinds = StageKinds(*np.moveaxis(found[:, :, :, :, 0], (4, 0), (0, 4)))
 
-    def _stages(self, splits: Sequence[ParallelPlan], again: Sequence[Job], every: bool) -> None:
-        x, job = self.model.experts, self.job
-        routed = (0, 0) if x is None else (x.dense_layers, x.every)
-        jobs = [replace(job, parallel=p) for p in splits]
-        if self.model.pattern:
-            each = [_pattern_ranks(j) for j in jobs]
-        else:
-            each = [_ranks(j.parallel, self.model.layers, self.model.predicted, *routed, every) for j in jobs]
+    def _by_token(self, recomputes: Sequence[Recompute], make: Callable[[Job], Sequence[Any]]) -> Floats:
+        """Bytes a token, [value, size, 1, recomputation, 1]: they go with the size only where samples come first."""
+        found: dict[bool, list[Sequence[Any]]] = {}
+        for j in self.sized:
+            if sample_first(j) not in found:
+                found[sample_first(j)] = [make(j.changed(recompute=r)) for r in recomputes]
+        return np.moveaxis(np.array([found[sample_first(j)] for j in self.sized]), 2, 0)[:, :, None, :, None]
+
+    def _stages(self, splits: Sequence[ParallelPlan], every: bool) -> None:
+        each = [_ranks(p, self.model, every) for p in splits]
         self.begin = np.cumsum([0, *map(len, each[:-1])])
-        flight = [in_flight(j, rank.number) for j, some in zip(jobs, each, strict=True) for rank in some]
-        virtual = [p.virtual for p, some in zip(splits, each, strict=True) for _ in some]
-        columns = zip(*(rank[1:] for some in each for rank in some), strict=True)
-        self.layers, self.layers_moe, self.first, self.last = (np.array(c, np.float64) for c in columns)
-        self.flight, self.virtual = np.array(flight, np.float64), np.array(virtual, np.float64)
-        if self.model.pattern:
-            found = [[k for j in jobs for k in stage_kinds(replace(j, recompute=a.recompute))] for a in again]
-            self.kinds = StageKinds(*np.moveaxis(np.array(found), -1, 0))
+        ranks = [(p, rank) for p, some in zip(splits, each, strict=True) for rank in some]
+        self.layers, self.layers_moe, self.first, self.last = np.array([rank[1:] for _, rank in ranks], np.float64).T
+        self.virtual = np.array([p.virtual for p, _ in ranks], np.float64)
+        flight = [[_held(p, rank.number, j) for p, rank in ranks] for j in self.sized]
+        self.flight = np.array(flight, np.float64)[:, None, None, :]
 
     def peaks(self) -> tuple[Any, ...]:
         """The peak of each stage: arrays, as the values of `StageMemory`."""
@@ -234,7 +247,7 @@ class _FamilyMemory:
         states = self.states(shared, experts, ends)
         if self.model.vision:
             states = states._replace(weights=states.weights + self.first * frozen_tower(self.job))
-            kept = kept + self.first * self.tower
+            kept = kept + self.first * self.tower()
         held, gathered = self.buffer_bytes(shared + experts, ends)
         held = held + self.masks * np.maximum(self.first, self.last)
         logits = self.logits * self.last
@@ -258,8 +271,9 @@ class _FamilyMemory:
 
         FSDP's hooks on the inputs of frozen units (_register_post_backward_reshard_only_hook) hold these and their
         gradients to the end of the backward pass."""
-        early = s.gradients if self.job.microbatches > 1 else 0.0
-        hooks = np.array([j.tuning.frozen and j.parallel.fsdp for j in self.sharded])[:, None, None]
+        (several,) = _along(0, [(j.microbatches > 1,) for j in self.sized])
+        (hooks,) = _along(1, [(j.tuning.frozen and j.parallel.fsdp,) for j in self.sharded])
+        early = s.gradients * several
         moments = (
             (early, kept, 0.0, logits, held),
             (early, (1.0 + hooks) * kept, working, 0.0, held + gathered),
@@ -271,13 +285,19 @@ class _FamilyMemory:
         gradients, kept, working, loss, held = chosen
         return self.stage_memory(s.weights, gradients, s.optimizer, kept, working, loss, held)
 
+    def tower(self) -> Floats:
+        """What an encoder of images keeps."""
+        found = [[tower_activations(j.changed(recompute=r)) for r in self.recomputes] for j in self.sized]
+        return np.array(found)[:, None, :, None]
+
     def states(self, shared: Floats, experts: Floats, ends: Floats) -> FrozenBytes:
         """Weights, gradients and the optimizer's state."""
         if self.job.tuning.frozen:
             layers = self.layers + self.layers_moe
             found = [frozen_bytes(j, layers, shared - ends, experts, ends) for j in self.sharded]
-            return FrozenBytes(*(np.stack([np.broadcast_to(x, shared.shape) for x in part])[:, None] for part in zip(*found, strict=True)))
-        s, (adam,) = self.state, _by_sharding([(adam_of_ends(j, 1.0),) for j in self.sharded])
+            parts = ([np.array(np.broadcast_to(x, shared.shape), ndmin=4) for x in p] for p in zip(*found, strict=True))
+            return FrozenBytes(*(np.concatenate(part, axis=1) for part in parts))
+        s, (adam,) = self.state, _along(1, [(adam_of_ends(j, 1.0),) for j in self.sharded])
         return FrozenBytes(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
             self.host * (s.optimizer * shared + s.expert_optimizer * experts + adam * ends),
@@ -291,7 +311,8 @@ class _FamilyMemory:
         ends = first * (s.embedding + s.positions + m.trained_vision_parameters / self.job.parallel.tp)
         ends = ends + last * (s.norm + s.head * (1 - first * m.tied))
         if m.predicted:
-            shared, experts = shared + last * (m.predicted * s.further), experts + last * (m.predicted * s.further_experts)
+            further = m.predicted * last
+            shared, experts = shared + further * s.further, experts + further * s.further_experts
             ends = ends + last * (1 - first) * (0.0 if m.tied else s.embedding)
         return shared + ends, experts, ends
 
@@ -314,32 +335,25 @@ class _FamilyMemory:
             b.fixed
             + b.per_parameter * np.minimum(parameters, b.most_parameters)
             + b.per_end * ends
-            + b.per_flight * self.flight
+            + self.token_buffers
+            + self.per_flight * self.flight
         )
         return total + b.head * self.last, b.dense * dense + b.moe * moe - b.both * (dense & moe)
 
 
-def _idle(job: Job) -> float:
-    return IDLE_AGAIN if job.recompute.mode == "full" else IDLE
-
-
-def _by_sharding(rows: Sequence[Sequence[float]]) -> Floats:
-    """[value, sharding, 1, 1]"""
-    return np.array(rows).T[:, :, None, None]
-
-
-def _by_recompute(rows: Sequence[Sequence[float]]) -> Floats:
-    """[value, recomputation, 1]"""
-    return np.array(rows).T[:, :, None]
+def _along(axis: int, rows: Sequence[Sequence[float]]) -> Floats:
+    """[value, ...]: values of plans along an axis of the arrays."""
+    found = np.array(rows, np.float64).T
+    return found.reshape(len(found), *(-1 if i == axis else 1 for i in range(4)))
 
 
 @lru_cache(4096)
-def _ranks(p: ParallelPlan, layers: int, predicted: int, dense: int, every: int, each: bool) -> tuple[_Rank, ...]:
+def _ranks(p: ParallelPlan, m: Transformer, every: bool) -> tuple[_Rank, ...]:
     """The stages of a plan, or enough to find the one that needs most: of equal inner ones the first, which holds most
     microbatches, for `in_flight` never grows from a stage to the next."""
-    counts, last = _counted(p.slot_layers(layers, predicted), p.slots, dense, every), p.slot_count - 1
+    counts, last = stage_counts(m, p), p.slot_count - 1
     numbers: Iterable[int] = range(p.pp)
-    if not each:
+    if not (every or m.pattern):
         alike: dict[tuple[int, int], int] = {}
         for number in range(1, p.pp - 1):
             alike.setdefault(counts[number], number)
@@ -347,15 +361,15 @@ def _ranks(p: ParallelPlan, layers: int, predicted: int, dense: int, every: int,
     return tuple(_Rank(n, *counts[n], 0 in p.slots[n], last in p.slots[n]) for n in numbers)
 
 
-def _pattern_ranks(job: Job) -> tuple[_Rank, ...]:
-    p, last = job.parallel, job.parallel.slot_count - 1
-    return tuple(_Rank(n, *c, 0 in p.slots[n], last in p.slots[n]) for n, c in enumerate(routed_layers(job)))
-
-
 # ---- How many microbatches (of a chunk) a pipeline stage holds at once.
 
 
 def in_flight(job: Job, stage: int) -> int:
     """Chunks of a stage whose forward pass is done and whose backward pass is not, at most."""
-    p, microbatches = job.parallel, max(1, job.global_batch // max(1, job.micro_batch * job.dp))
+    return _held(job.parallel, stage, job)
+
+
+def _held(p: ParallelPlan, stage: int, job: Job) -> int:
+    """`in_flight` of a plan with a job's microbatches."""
+    microbatches = max(1, job.global_batch // max(1, job.micro_batch * job.dp))
     return schedule_kind(p.schedule).in_flight(stage, Extent(p.pp, microbatches, p.virtual, 1))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ from presage.search.search_result import (
 OBJECTIVES = ("mean", "cost", "p95")
 ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
 PIECE = 32  # of them in one piece of work
-FAMILIES = 8  # in one piece of work, at least
+FAMILIES = 8  # in one piece of work
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
@@ -114,7 +113,7 @@ def _surveyed(
 ) -> Survey:
     """All families, a few at a time."""
     parts, done, legal = [Survey.nothing()], 0, 0
-    pieces = _pieces(families)
+    pieces = [families[i : i + FAMILIES] for i in range(0, len(families), FAMILIES)]
     for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
         part.family[:] += done
         done, legal = done + len(piece), legal + part.legal
@@ -124,17 +123,6 @@ def _surveyed(
         except StopSearch:
             return Survey.joined(parts)._replace(complete=False)
     return Survey.joined(parts)
-
-
-def _pieces(families: list[PlanFamily]) -> list[list[PlanFamily]]:
-    """Those that differ in the size of microbatches alone stay together, the smaller sizes first."""
-    out: list[list[PlanFamily]] = []
-    for _, alike in groupby(families, key=lambda f: f._replace(micro_batch=0)):
-        if out and len(out[-1]) < FAMILIES:
-            out[-1].extend(alike)
-        else:
-            out.append(list(alike))
-    return out
 
 
 @dataclass(frozen=True)
@@ -349,25 +337,20 @@ class Survey(NamedTuple):
 
 
 def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:
-    """All layouts of families: which fit, and what their steps take at least.
-
-    Larger microbatches need no less memory, so where nothing fits with small ones, larger ones are not looked at.
-    """
-    job, memory, full = _same(space.job), float(space.job.platform.gpu.memory), None
-    parts = [Survey.nothing()]
+    """All layouts of families: which fit, and what their steps take at least."""
+    job, memory, parts = _same(space.job), float(space.job.platform.gpu.memory), [Survey.nothing()]
     for number, f in enumerate(families):
-        grid, alike = space.grid(f), f._replace(micro_batch=0)
-        if alike == full or not grid.size:
-            parts.append(Survey.nothing()._replace(legal=grid.size))
+        grid = space.grid(f)
+        made, rest = job.changed(gpus=f.gpus, parallel=f.parallel), grid[1:4]
+        if not grid.legal:
             continue
-        made = replace(job, gpus=f.gpus, parallel=f.parallel, micro_batch=f.micro_batch)
-        needed = plans_needed(made, *grid[1:]).ravel()
+        legal = np.broadcast_to(grid.allowed[:, :, None, None], grid.shape)
+        needed = np.where(legal, plans_needed(made, f.sizes, *rest), np.inf)
         fits = np.flatnonzero(needed <= memory)
-        full = None if len(fits) else alike
-        bound = plan_lower_bounds(made, *grid[1:], efficiency).ravel() if len(fits) else needed
-        parts.append(
-            Survey(grid.size, float(needed.min()), np.full(len(fits), number), fits, needed[fits], bound[fits])
-        )
+        sizes = int(fits[-1]) // needed[0].size + 1 if len(fits) else 0  # beyond which nothing fits
+        bound = plan_lower_bounds(made, f.sizes[:sizes], *rest, efficiency).ravel()[fits] if sizes else np.empty(0)
+        own = np.full(len(fits), number)
+        parts.append(Survey(grid.legal, float(needed.min()), own, fits, needed.ravel()[fits], bound))
     return Survey.joined(parts)
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from math import isqrt, prod
+from itertools import groupby
+from math import isqrt
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
@@ -17,7 +21,7 @@ from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES, ScheduleKind
 from presage.prediction.jobs.expert_exchange import dispatch_seconds
-from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, StateSharding, knob, recompute_word, sharding_word
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, StateSharding, recompute_word, sharding_word
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
 FUSED = ("deepep", "hybridep")  # dispatchers that are tried
@@ -27,11 +31,11 @@ Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
 
 
 class PlanFamily(NamedTuple):
-    """Layouts whose layers cost the same."""
+    """Layouts with the same degrees."""
 
     gpus: int
     parallel: ParallelPlan  # with the schedule and the sharding left open
-    micro_batch: int
+    sizes: tuple[int, ...]  # of microbatches
 
     @property
     def dp(self) -> int:
@@ -47,38 +51,43 @@ class LayerSplit(NamedTuple):
 
 
 class PlanGrid(NamedTuple):
-    """The plans of a family: each split with each sharding and each recomputation, in this order."""
+    """The plans of a family: each size of microbatches with each split that it allows, each sharding and each
+    recomputation, in this order."""
 
     family: PlanFamily
     splits: tuple[ParallelPlan, ...]  # with the sharding left open
     shardings: tuple[ParallelPlan, ...]  # with the schedule left open
     recomputes: tuple[Recompute, ...]
+    allowed: NDArray[np.bool_]  # [size, split]: whether a schedule takes so many microbatches
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return len(self.splits), len(self.shardings), len(self.recomputes)
+    def shape(self) -> tuple[int, int, int, int]:
+        return *self.allowed.shape, len(self.shardings), len(self.recomputes)
 
     @property
-    def size(self) -> int:
-        return prod(self.shape)
+    def legal(self) -> int:
+        """How many legal plans there are."""
+        return int(self.allowed.sum()) * len(self.shardings) * len(self.recomputes)
 
     def words(self, name: str) -> tuple[int, list[str]]:
         """The axis of `shape` along which plans choose a knob, and their words for it."""
         if name in ("virtual", "schedule"):
-            return 0, [str(getattr(p, name)) for p in self.splits]
+            return 1, [str(getattr(p, name)) for p in self.splits]
         if name == "sharding":
-            return 1, [sharding_word(p) for p in self.shardings]
+            return 2, [sharding_word(p) for p in self.shardings]
         if name == "recompute":
-            return 2, [recompute_word(r) for r in self.recomputes]
-        return 0, [knob(self.plan(0), name)] * len(self.splits)
+            return 3, [recompute_word(r) for r in self.recomputes]
+        sizes = self.family.sizes
+        if name == "micro_batch":
+            return 0, [str(size) for size in sizes]
+        return 0, [str(self.family.gpus if name == "gpus" else getattr(self.family.parallel, name))] * len(sizes)
 
     def plan(self, place: int) -> JobPlan:
         """The plan at a place."""
-        rest, again = divmod(place, len(self.recomputes))
-        split, sharding = divmod(rest, len(self.shardings))
+        size, split, sharding, again = np.unravel_index(place, self.shape)
         q = self.shardings[sharding]
         parallel = replace(self.splits[split], zero=q.zero, fsdp=q.fsdp, shard=q.shard)
-        return JobPlan(self.family.gpus, parallel, self.family.micro_batch, self.recomputes[again])
+        return JobPlan(self.family.gpus, parallel, self.family.sizes[size], self.recomputes[again])
 
 
 @dataclass(frozen=True)
@@ -105,21 +114,23 @@ class PlanSpace:
         plan = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp)
         for ep, expert_tp in self._experts(gpus // pp, tp):
             each = [replace(plan, ep=ep, expert_tp=expert_tp, dispatcher=d) for d in self._dispatchers(ep * expert_tp)]
-            for size in self._micro_batches(dp) if each else ():
-                yield PlanFamily(gpus, self._quickest(gpus, each, size), size)
+            sized = [(self._quickest(gpus, each, size), size) for size in self._micro_batches(dp)] if each else []
+            for quickest, some in groupby(sized, key=lambda pair: pair[0]):
+                yield PlanFamily(gpus, quickest, tuple(size for _, size in some))
 
     def grid(self, f: PlanFamily) -> PlanGrid:
         """Plans of a family, by what they choose."""
-        splits, shardings = (
-            tuple(replace(f.parallel, **choice._asdict()) for choice in choices)
-            for choices in (self._splits(f), self._shardings(f))
-        )
-        return PlanGrid(f, splits, shardings, tuple(self._recomputes()))
+        by_size = [self._splits(f, size) for size in f.sizes]
+        choices = tuple(dict.fromkeys(split for some in by_size for split in some)), tuple(self._shardings(f))
+        splits, shardings = (tuple(replace(f.parallel, **one._asdict()) for one in every) for every in choices)
+        allowed = np.array([[split in some for split in choices[0]] for some in by_size], bool)
+        return PlanGrid(f, splits, shardings, tuple(self._recomputes()), allowed)
 
     def layouts(self, f: PlanFamily) -> list[JobPlan]:
         """Plans of a family, in order."""
         grid = self.grid(f)
-        return [grid.plan(place) for place in range(grid.size)]
+        every = np.broadcast_to(grid.allowed[:, :, None, None], grid.shape)
+        return [grid.plan(place) for place in np.flatnonzero(every).tolist()]
 
     def allows(self, name: str, value: object) -> bool:
         return name not in self.keep or str(value) in self.keep[name]
@@ -173,12 +184,12 @@ class PlanSpace:
         sizes = {1 << i for i in range(replica.bit_length())} | {self.job.micro_batch}
         return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
 
-    def _splits(self, f: PlanFamily) -> list[LayerSplit]:
+    def _splits(self, f: PlanFamily, size: int) -> list[LayerSplit]:
         pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if self._tries(kind)]
         if pp == 1:
             found = [LayerSplit(1, ONE_CHUNK, False)]
         else:
-            count = self.job.global_batch // (f.micro_batch * f.dp)
+            count = self.job.global_batch // (size * f.dp)
             flat, chunked = ([k.name for k in searched if k.chunks in few] for few in (("one", "any"), ("several",)))
             found = [LayerSplit(1, kind, ends) for ends in self._ends(pp) for kind in flat]
             chunks = self._chunks(pp) if not count % pp else []

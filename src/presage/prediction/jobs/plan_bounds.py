@@ -57,34 +57,36 @@ ROUNDING = 1e-12  # of a bound: sums in another order than a step's
 
 
 def plan_lower_bounds(
-    job: Job,
-    splits: tuple[ParallelPlan, ...],
-    shardings: tuple[ParallelPlan, ...],
-    recomputes: tuple[Recompute, ...],
-    efficiency: Efficiency | None = None,
+    job: Job, sizes: Sequence[int], splits: tuple[ParallelPlan, ...], shardings: tuple[ParallelPlan, ...],
+    recomputes: tuple[Recompute, ...], efficiency: Efficiency | None = None,
+) -> Floats:  # fmt: skip
+    """[size, split, sharding, recomputation]: seconds that no step of these plans is below. The plans differ from the
+    job's in the size of microbatches, in how layers are assigned to stages and run (`splits`), in what replicas share
+    (`shardings`) and in what is recomputed."""
+    sized = [job.changed(micro_batch=size, parallel=shardings[0]) for size in sizes]
+    pricers = [BlockCostModel(j, efficiency or shipped_efficiency()) for j in sized]
+    known = pricers[0].known
+    shape = known.get(("shape", job.gpus, splits, shardings), lambda: _shape(pricers[0], splits, shardings))
+    jobs = [[j.changed(parallel=p) for p in splits] for j in sized]
+    hosts = [_hosts(some, pricer) for some, pricer in zip(jobs, pricers, strict=True)]
+    whole = len(sizes), len(shardings), len(recomputes), len(shape.split)
+    forward, backward = (np.broadcast_to(x, whole) for x in _times(shape, jobs, hosts, recomputes, pricers))
+    found = np.empty((len(splits), *whole[:3]))
+    for i, own in enumerate(shape.slices):
+        passes = np.array([some[i].passes for some in jobs])
+        found[i] = _longest(passes, splits[i], shape.at[i], shape.counts[i], forward[..., own], backward[..., own])
+        if job.optimizer != "none":
+            launched = [h[i].optimizer + shape.most_layers[i] * h[i].optimizer_layer for h in hosts]
+            found[i] += np.maximum(shape.update[i], np.array(launched)[:, None])[:, :, None]
+    return np.moveaxis(found, 0, 1) * (1 - ROUNDING)
+
+
+def _longest(
+    passes: NDArray[np.int64], p: ParallelPlan, at: NDArray[np.int64], counts: Floats, forward: Floats, backward: Floats
 ) -> Floats:
-    """[split, sharding, recomputation]: seconds that no step of these plans is below. The plans differ from the job's
-    in how layers are assigned to stages and run (`splits`), in what replicas share (`shardings`) and in what is
-    recomputed."""
-    pricer = BlockCostModel(replace(job, parallel=shardings[0]), efficiency or shipped_efficiency())
-    shape = pricer.known.get(("shape", job.gpus, splits, shardings), lambda: _shape(pricer, splits, shardings))
-    jobs = [replace(job, parallel=p) for p in splits]
-    hosts = _hosts(jobs, pricer)
-    forward, backward = _times(shape, jobs, hosts, recomputes, pricer)
-    whole = len(shardings), len(recomputes), shape.split.size
-    forward, backward = np.broadcast_to(forward, whole), np.broadcast_to(backward, whole)
-    found = np.empty((len(splits), len(shardings), len(recomputes)))
-    for i, (one, host, own) in enumerate(zip(jobs, hosts, shape.slices, strict=True)):
-        longest = _longest(one, shape.at[i], shape.counts[i], forward[:, :, own], backward[:, :, own])
-        launched = host.optimizer + shape.most_layers[i] * host.optimizer_layer if job.optimizer != "none" else 0.0
-        found[i] = longest + np.maximum(shape.update[i], launched)[:, None]
-    return found * (1 - ROUNDING)
-
-
-def _longest(job: Job, at: NDArray[np.int64], counts: Floats, forward: Floats, backward: Floats) -> Floats:
-    """The longest stage, from the first pass that reaches it to the last that leaves it; [..., chunk] in."""
-    busy = job.passes * ((forward + backward) @ counts.T)  # [..., stage]
-    kind = job.parallel.pipeline_kind
+    """The longest stage, from the first pass that reaches it to the last that leaves it; [size, ..., chunk] in."""
+    busy = passes[:, None, None, None] * ((forward + backward) @ counts.T)  # [..., stage]
+    kind = p.pipeline_kind
     if kind.route is Route.BOTH_WAYS:  # any stage may be the first
         return np.asarray(busy.max(axis=-1))
     way = forward[..., at[:, 0]]
@@ -171,21 +173,25 @@ SECONDS, EXPERTS, BACK, BACK_EXPERTS, WEIGHT, AGAIN = range(6)  # columns of a u
 
 
 def _times(
-    shape: _Shape, jobs: Sequence[Job], hosts: Sequence[LayerHost], recomputes: tuple[Recompute, ...],
-    pricer: BlockCostModel,
+    shape: _Shape, jobs: Sequence[Sequence[Job]], hosts: Sequence[Sequence[LayerHost]],
+    recomputes: tuple[Recompute, ...], pricers: Sequence[BlockCostModel],
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """[sharding, recomputation, chunk]: seconds of both passes of a microbatch."""
-    job, count = jobs[0], len(recomputes)
-    cost = (shape.units @ _unit_costs(job, recomputes, pricer)).T  # [column, chunk]
-    repeated, repeated_experts = cost[AGAIN : AGAIN + count], cost[AGAIN + count :]
+    """[size, sharding, recomputation, chunk]: seconds of both passes of a microbatch."""
+    pricer, count = pricers[0], len(recomputes)
+    units = np.array([_unit_costs(some[0], recomputes, p) for some, p in zip(jobs, pricers, strict=True)])
+    cost = (shape.units @ units).transpose(2, 0, 1)[:, :, None, None, :]  # [column, size, 1, 1, chunk]
+    again, again_experts = (np.moveaxis(cost[i : i + count, :, :, 0], 0, 2) for i in (AGAIN, AGAIN + count))
     whole = np.array([recomputed_whole(r) for r in recomputes])[:, None]
-    launch, launch_back = launches(job, _by_chunk(shape, hosts), shape.layers, shape.ends, whole, shape.hooks)
-    paired, meets = (np.array([f(j) for j in jobs])[shape.split] for f in (hidden_share, meets_host))
+    host = _by_chunk(shape, hosts)
+    launch, launch_back = launches(pricer.job, host, shape.layers, shape.ends, whole, shape.hooks)
+    asked = ([[f(j) for j in some] for some in jobs] for f in (hidden_share, meets_host))
+    paired, meets = (np.array(found)[:, None, None, shape.split] for found in asked)
     return pass_times(
         ChunkWork(
-            cost[SECONDS], cost[BACK] + repeated, cost[EXPERTS], cost[BACK_EXPERTS] + repeated_experts, cost[WEIGHT],
-            paired, exchange_loss(job, pricer), meets, shape.layers, shape.gather, shape.gather_again, shape.reduce,
-            launch, launch_back, _offloads(shape, job, recomputes, pricer), job.overlap.weight_gradients, pricer.held,
+            cost[SECONDS], cost[BACK] + again, cost[EXPERTS], cost[BACK_EXPERTS] + again_experts, cost[WEIGHT],
+            paired, exchange_loss(pricer.job, pricer), meets, shape.layers, shape.gather, shape.gather_again,
+            shape.reduce, launch, launch_back, _offloads(shape, jobs, recomputes, pricer),
+            pricer.job.overlap.weight_gradients, pricer.held,
         )
     )[:2]  # fmt: skip
 
@@ -197,11 +203,13 @@ def _hosts(jobs: Sequence[Job], pricer: BlockCostModel) -> list[LayerHost]:
     return [each[j.hides_dispatch] for j in jobs]
 
 
-def _by_chunk(shape: _Shape, hosts: Sequence[LayerHost]) -> LayerHost:
-    if all(h is hosts[0] for h in hosts):
-        return hosts[0]
-    columns = (np.array([getattr(h, name) for h in hosts])[shape.split] for name in LayerHost.__slots__)
-    return LayerHost(*columns)  # type: ignore[arg-type]
+def _by_chunk(shape: _Shape, hosts: Sequence[Sequence[LayerHost]]) -> LayerHost:
+    one = hosts[0][0]
+    if all(h == one for some in hosts for h in some):
+        return one
+    names = LayerHost.__slots__
+    each = (np.array([[getattr(h, name) for h in some] for some in hosts]) for name in names)
+    return LayerHost(*(x[:, None, None, shape.split] for x in each))  # type: ignore[arg-type]
 
 
 def _unit_costs(job: Job, recomputes: tuple[Recompute, ...], pricer: BlockCostModel) -> Floats:
@@ -232,7 +240,7 @@ def _unit(job: Job, pricer: BlockCostModel, priced: Priced, recomputes: tuple[Re
     shares = _shares(recomputes, tuple((block.name, block.has_gemm) for block, _ in priced))
     total, total_back = ahead.sum(axis=0), back.sum(axis=0)
     if job.overlap.shared_experts:
-        shared = [(f.compute, b.compute) for (block, _), (f, b) in zip(priced, each, strict=True) if block.name in SHARED]
+        shared = [(p.forward.compute, p.backward.compute) for block, p in priced if block.name in SHARED]
         for cost, compute in zip((total, total_back), np.array(shared).reshape(-1, 2).sum(axis=0), strict=True):
             cost[:2] -= min(cost[EXPERTS], compute) * (1 - pricer.held)
     return np.concatenate([total, total_back, (shares @ ahead).T.ravel()])
@@ -241,7 +249,8 @@ def _unit(job: Job, pricer: BlockCostModel, priced: Priced, recomputes: tuple[Re
 @lru_cache(4096)
 def _shares(recomputes: tuple[Recompute, ...], blocks: tuple[tuple[str, bool], ...]) -> Floats:
     """[recomputation, block]: the share that is computed again."""
-    return np.array([[recomputed_share(r, *block) for block in blocks] for r in recomputes]).reshape(len(recomputes), -1)
+    found = [[recomputed_share(r, *block) for block in blocks] for r in recomputes]
+    return np.array(found).reshape(len(recomputes), -1)
 
 
 def _tower(job: Job, recomputes: Sequence[Recompute], pricer: BlockCostModel) -> Floats:
@@ -252,10 +261,14 @@ def _tower(job: Job, recomputes: Sequence[Recompute], pricer: BlockCostModel) ->
     return np.array([f.seconds(), f.ep, b.seconds(), b.ep, b.weight, *repeated])
 
 
-def _offloads(shape: _Shape, job: Job, recomputes: Sequence[Recompute], pricer: BlockCostModel) -> Floats:
-    """[recomputation, chunk]: seconds of activations on their way to the host's memory."""
+def _offloads(
+    shape: _Shape, jobs: Sequence[Sequence[Job]], recomputes: Sequence[Recompute], pricer: BlockCostModel
+) -> Floats:
+    """[size, 1, recomputation, chunk]: seconds of activations on their way to the host's memory."""
     if not any(r.offload for r in recomputes):
-        return np.zeros((len(recomputes), 1))
-    jobs = [replace(job, recompute=r) for r in recomputes]
-    layers = np.array([[offload_seconds(j, ((number, 1),)) for number in _layer_numbers(pricer)] for j in jobs])
-    return layers @ shape.units[:, :FIRST].T
+        return np.zeros(1)
+    layers = [
+        [[offload_seconds(some[0].changed(recompute=r), ((n, 1),)) for n in _layer_numbers(pricer)] for r in recomputes]
+        for some in jobs
+    ]
+    return (np.array(layers) @ shape.units[:, :FIRST].T)[:, None]
