@@ -233,7 +233,8 @@ class _FamilyMemory:
         ranks = [(p, rank) for p, some in zip(splits, each, strict=True) for rank in some]
         self.layers, self.layers_moe, self.first, self.last = np.array([rank[1:] for _, rank in ranks], np.float64).T
         self.virtual = np.array([p.virtual for p, _ in ranks], np.float64)
-        flight = [[_held(p, rank.number, j) for p, rank in ranks] for j in self.sized]
+        microbatches = [j.microbatches for j in self.sized]
+        flight = [[n for p, some in zip(splits, each, strict=True) for n in _held(p, some, m)] for m in microbatches]
         self.flight = np.array(flight, np.float64)[:, None, None, :]
 
     def peaks(self) -> tuple[Any, ...]:
@@ -347,6 +348,13 @@ def _along(axis: int, rows: Sequence[Sequence[float]]) -> Floats:
     return found.reshape(len(found), *(-1 if i == axis else 1 for i in range(4)))
 
 
+@lru_cache(1 << 16)
+def _held(p: ParallelPlan, ranks: tuple[_Rank, ...], microbatches: int) -> list[int]:
+    """Chunks in flight on some stages."""
+    kind, extent = schedule_kind(p.schedule), Extent(p.pp, max(1, microbatches), p.virtual, 1)
+    return [kind.in_flight(rank.number, extent) for rank in ranks]
+
+
 @lru_cache(4096)
 def _ranks(p: ParallelPlan, m: Transformer, every: bool) -> tuple[_Rank, ...]:
     """The stages of a plan, or enough to find the one that needs most: of equal inner ones the first, which holds most
@@ -366,10 +374,5 @@ def _ranks(p: ParallelPlan, m: Transformer, every: bool) -> tuple[_Rank, ...]:
 
 def in_flight(job: Job, stage: int) -> int:
     """Chunks of a stage whose forward pass is done and whose backward pass is not, at most."""
-    return _held(job.parallel, stage, job)
-
-
-def _held(p: ParallelPlan, stage: int, job: Job) -> int:
-    """`in_flight` of a plan with a job's microbatches."""
-    microbatches = max(1, job.global_batch // max(1, job.micro_batch * job.dp))
+    p, microbatches = job.parallel, max(1, job.global_batch // max(1, job.micro_batch * job.dp))
     return schedule_kind(p.schedule).in_flight(stage, Extent(p.pp, microbatches, p.virtual, 1))

@@ -42,8 +42,8 @@ from presage.search.search_result import (
 )
 
 OBJECTIVES = ("mean", "cost", "p95")
-ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
-PIECE = 32  # of them in one piece of work
+ROUND = 128  # layouts that are priced before others are set aside anew
+PIECE = 16  # of them in one piece of work
 FAMILIES = 8  # in one piece of work
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -169,7 +169,7 @@ def _run(
     """Price until all is certain; False where the limit came first."""
     total, gpus = len(race.value), field.gpus() if objective == "cost" else np.ones(len(race.value))
     done, most = 0, limit if limit is not None else total
-    while len(now := race.next(min(max(ROUND[0], done), ROUND[1]))):
+    while len(now := race.next(ROUND)):
         now = now[: most - done]
         if not len(now):
             return False
@@ -228,32 +228,28 @@ class PruningQueue:
     ) -> None:
         self.words, self.bound, self.needed, self.top, self.prune = words, bound, needed, top, prune
         self.value = np.full(len(bound), np.inf)
-        self.order = np.argsort(bound, kind="stable")
+        self.left = np.argsort(bound, kind="stable")  # that may still matter, those with the least bounds first
 
     def next(self, most: int) -> Ints:
-        """The next to be priced, those with the least bounds first; none when all is certain."""
-        left = self.order[~np.isfinite(self.value[self.order])]
-        if self.prune and np.isfinite(self.value).any():
-            left = left[~self._aside(left)]
-        return np.asarray(left[:most])
+        """The next to be priced; none when all is certain."""
+        known = np.flatnonzero(np.isfinite(self.value))
+        if self.prune and len(known):
+            self.left = self.left[~self._aside(self.left, known)]
+        now, self.left = self.left[:most], self.left[most:]
+        return now
 
-    def _aside(self, of: Ints) -> NDArray[np.bool_]:
-        bound, known = self.bound[of], np.flatnonzero(np.isfinite(self.value))
-        aside = bound > self._nth_best()
+    def _aside(self, of: Ints, known: Ints) -> NDArray[np.bool_]:
+        bound, value = self.bound[of], self.value[known]
+        aside = bound > (np.partition(value, self.top - 1)[self.top - 1] if len(value) >= self.top else np.inf)
         for words, codes in self.words.values():
             best = np.full(len(words), np.inf)
-            np.minimum.at(best, codes[known], self.value[known])
+            np.minimum.at(best, codes[known], value)
             aside &= bound > best[codes[of]]
-        return np.asarray(aside & (bound > self._least_within(self.needed[of])))
+        return np.asarray(aside & (bound > self._least_within(self.needed[of], known)))
 
-    def _nth_best(self) -> float:
-        if self.top > len(self.value):
-            return float("inf")
-        return float(np.partition(self.value, self.top - 1)[self.top - 1])
-
-    def _least_within(self, memory: Floats) -> Floats:
+    def _least_within(self, memory: Floats, known: Ints) -> Floats:
         """The least value known of layouts that need no more memory."""
-        order = np.argsort(self.needed, kind="stable")
+        order = known[np.argsort(self.needed[known], kind="stable")]
         least = np.append(np.inf, np.minimum.accumulate(self.value[order]))
         return np.asarray(least[np.searchsorted(self.needed[order], memory, side="right")])
 

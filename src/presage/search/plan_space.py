@@ -176,7 +176,7 @@ class PlanSpace:
         """The plan with the shortest exchanges, of those that differ in their dispatcher alone."""
         if len(each) == 1:
             return each[0]
-        return min(each, key=lambda p: dispatch_seconds(replace(self.job, gpus=gpus, parallel=p, micro_batch=size)))
+        return min(each, key=lambda p: dispatch_seconds(self.job.changed(gpus=gpus, parallel=p, micro_batch=size)))
 
     def _micro_batches(self, dp: int) -> list[int]:
         """Powers of two, and the job's own."""
