@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,14 +228,18 @@ class _FamilyMemory:
         return np.moveaxis(np.array([found[sample_first(j)] for j in self.sized]), 2, 0)[:, :, None, :, None]
 
     def _stages(self, splits: Sequence[ParallelPlan], every: bool) -> None:
-        each = [_ranks(p, self.model, every) for p in splits]
+        each = [_ranks(p.schedule, p.pp, p.virtual, p.layers_as, p.ends_as_layers, self.model, every) for p in splits]
         self.begin = np.cumsum([0, *map(len, each[:-1])])
         ranks = [(p, rank) for p, some in zip(splits, each, strict=True) for rank in some]
         self.layers, self.layers_moe, self.first, self.last = np.array([rank[1:] for _, rank in ranks], np.float64).T
         self.virtual = np.array([p.virtual for p, _ in ranks], np.float64)
-        microbatches = [j.microbatches for j in self.sized]
-        flight = [[n for p, some in zip(splits, each, strict=True) for n in _held(p, some, m)] for m in microbatches]
-        self.flight = np.array(flight, np.float64)[:, None, None, :]
+        microbatches = [max(1, j.microbatches) for j in self.sized]
+        flight = [
+            _held(p.schedule, some, Extent(p.pp, m, p.virtual, 1))
+            for m in microbatches
+            for p, some in zip(splits, each, strict=True)
+        ]
+        self.flight = np.array([*chain.from_iterable(flight)], np.float64).reshape(len(microbatches), 1, 1, -1)
 
     def peaks(self) -> tuple[Any, ...]:
         """The peak of each stage: arrays, as the values of `StageMemory`."""
@@ -349,16 +353,19 @@ def _along(axis: int, rows: Sequence[Sequence[float]]) -> Floats:
 
 
 @lru_cache(1 << 16)
-def _held(p: ParallelPlan, ranks: tuple[_Rank, ...], microbatches: int) -> list[int]:
+def _held(schedule: str, ranks: tuple[_Rank, ...], extent: Extent) -> list[int]:
     """Chunks in flight on some stages."""
-    kind, extent = schedule_kind(p.schedule), Extent(p.pp, max(1, microbatches), p.virtual, 1)
+    kind = schedule_kind(schedule)
     return [kind.in_flight(rank.number, extent) for rank in ranks]
 
 
 @lru_cache(4096)
-def _ranks(p: ParallelPlan, m: Transformer, every: bool) -> tuple[_Rank, ...]:
+def _ranks(
+    schedule: str, pp: int, virtual: int, layers_as: tuple[int, ...], ends: bool, m: Transformer, every: bool
+) -> tuple[_Rank, ...]:
     """The stages of a plan, or enough to find the one that needs most: of equal inner ones the first, which holds most
     microbatches, for `in_flight` never grows from a stage to the next."""
+    p = ParallelPlan(schedule=schedule, pp=pp, virtual=virtual, layers_as=layers_as, ends_as_layers=ends)
     counts, last = stage_counts(m, p), p.slot_count - 1
     numbers: Iterable[int] = range(p.pp)
     if not (every or m.pattern):

@@ -20,7 +20,9 @@ from presage.errors import PresageError
 from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES, ScheduleKind
+from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.expert_exchange import dispatch_seconds
+from presage.prediction.jobs.plan_cache import PlanCache, plan_cache
 from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, StateSharding, recompute_word, sharding_word
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
@@ -100,13 +102,14 @@ class PlanSpace:
 
     def families(self) -> Iterator[PlanFamily]:
         """All families, each once."""
+        known = plan_cache(self.job, LAWS)
         for gpus in self.gpus:
             for tp in self._tps(gpus):
                 for cp in self._cps(gpus, tp):
                     for pp in self._pps(gpus, tp, cp):
-                        yield from self._inner(gpus, tp, cp, pp)
+                        yield from self._inner(gpus, tp, cp, pp, known)
 
-    def _inner(self, gpus: int, tp: int, cp: int, pp: int) -> Iterator[PlanFamily]:
+    def _inner(self, gpus: int, tp: int, cp: int, pp: int, known: PlanCache) -> Iterator[PlanFamily]:
         dp = gpus // (tp * cp * pp)
         if not self.allows("dp", dp):
             return
@@ -114,7 +117,8 @@ class PlanSpace:
         plan = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp)
         for ep, expert_tp in self._experts(gpus // pp, tp):
             each = [replace(plan, ep=ep, expert_tp=expert_tp, dispatcher=d) for d in self._dispatchers(ep * expert_tp)]
-            sized = [(self._quickest(gpus, each, size), size) for size in self._micro_batches(dp)] if each else []
+            sizes = self._micro_batches(dp) if each else []
+            sized = [(self._quickest(gpus, each, size, known), size) for size in sizes]
             for quickest, some in groupby(sized, key=lambda pair: pair[0]):
                 yield PlanFamily(gpus, quickest, tuple(size for _, size in some))
 
@@ -122,7 +126,15 @@ class PlanSpace:
         """Plans of a family, by what they choose."""
         by_size = [self._splits(f, size) for size in f.sizes]
         choices = tuple(dict.fromkeys(split for some in by_size for split in some)), tuple(self._shardings(f))
-        splits, shardings = (tuple(replace(f.parallel, **one._asdict()) for one in every) for every in choices)
+        p = f.parallel
+        degrees, experts = (p.tp, p.sequence_parallel, p.pp), (p.cp, p.ep, p.expert_tp)  # `replace` takes far longer
+        splits = tuple(
+            ParallelPlan(*degrees, virtual, kind, *experts, 0, False, 0, (), ends, p.dispatcher)
+            for virtual, kind, ends in choices[0]
+        )
+        shardings = tuple(
+            ParallelPlan(*degrees, 1, p.schedule, *experts, *one, (), False, p.dispatcher) for one in choices[1]
+        )
         allowed = np.array([[split in some for split in choices[0]] for some in by_size], bool)
         return PlanGrid(f, splits, shardings, tuple(self._recomputes()), allowed)
 
@@ -172,11 +184,12 @@ class PlanSpace:
         names = dict.fromkeys((own, USUAL, *more)) if ranks > 1 else (own,)
         return [name for name in names if self.allows("dispatcher", name)]
 
-    def _quickest(self, gpus: int, each: list[ParallelPlan], size: int) -> ParallelPlan:
+    def _quickest(self, gpus: int, each: list[ParallelPlan], size: int, known: PlanCache) -> ParallelPlan:
         """The plan with the shortest exchanges, of those that differ in their dispatcher alone."""
         if len(each) == 1:
             return each[0]
-        return min(each, key=lambda p: dispatch_seconds(self.job.changed(gpus=gpus, parallel=p, micro_batch=size)))
+        jobs = (self.job.changed(gpus=gpus, parallel=p, micro_batch=size) for p in each)
+        return min(jobs, key=lambda job: dispatch_seconds(job, known)).parallel
 
     def _micro_batches(self, dp: int) -> list[int]:
         """Powers of two, and the job's own."""

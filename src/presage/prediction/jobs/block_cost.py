@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -112,15 +112,18 @@ class BlockCostModel:
         self.known, self.layers = plan_cache(job, efficiency, paces), layer_key(job)
         self.kernels: KernelModel = ClosedFormKernels.of(job.platform.gpu, job.framework.attention)
         self.collectives = Collectives.of(job.platform)
-        self.groups = communicators(job)
         self.held = overlap_loss(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
 
-    def of_plan(self, parallel: ParallelPlan) -> BlockCostModel:
-        """That of another plan of the job, on as many GPUs, whose layers cost the same."""
+    @cached_property
+    def groups(self) -> Mapping[Axis, RankGroup]:
+        return communicators(self.job)
+
+    def of_plan(self, job: Job) -> BlockCostModel:
+        """That of the job with another plan."""
         other = copy(self)
-        other.job = replace(self.job, parallel=parallel)
-        other.groups = communicators(other.job)
+        other.__dict__.pop("groups", None)
+        other.job, other.layers = job, layer_key(job)
         return other
 
     def block_costs(self, layer: LayerGraph) -> list[tuple[LayerBlock, Passes]]:

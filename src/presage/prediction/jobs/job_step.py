@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,13 +16,13 @@ from presage.parallel.orders import Route
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
-from presage.prediction.jobs.block_cost import BlockCostModel, Passes
+from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.chunk_time import ChunkTimes, chunk_times
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_host import layer_host_of
 from presage.prediction.jobs.optimizer_step import optimizer_seconds
 from presage.prediction.jobs.replica_traffic import exchange
-from presage.prediction.jobs.stages import Chunk, Stages, chunks, layer_passes
+from presage.prediction.jobs.stages import Chunk, Stages, chunks
 from presage.prediction.jobs.weights import Weights, trained_weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
@@ -61,35 +60,6 @@ def job_step(job: Job, efficiency: Efficiency | None = None, paces: WorkPaces = 
     first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
     return first if slow == 1.0 else step_at_clock(setting, slow)
-
-
-def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """A lower bound of the step time, far cheaper than `job_step`: at full clock, a stage's work between the first
-    forward pass that reaches it and the last backward pass that leaves it."""
-    p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
-    plan, host = chunks(job, pricer), layer_host_of(job, pricer.efficiency)
-    forward, backward = chunk_times(job, pricer, plan.kinds, host, 1.0)[:2]
-    busy = job.passes * (plan.counts @ (forward + backward))
-    if p.pipeline_kind.route is Route.BOTH_WAYS:  # any stage may be the first
-        return float(busy.max() + _update(job, pricer, plan, host))
-    way = forward[plan.at[:, 0]]
-    if not p.pipeline_kind.splits_backward:  # where weight gradients may come last, nothing need follow them
-        way = way + backward[plan.at].min(axis=1)
-    longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
-    return float(longest + _update(job, pricer, plan, host))
-
-
-def stage_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """A bound below that of `step_lower_bound`, and cheaper: the layers' compute, spread evenly over the stages."""
-    pricer, m = BlockCostModel(job, efficiency or shipped_efficiency()), job.model
-    counted = Counter(m.kind(i) for i in range(m.layers))
-    first = {m.kind(i): i for i in reversed(range(m.layers))}
-    layers = sum(_least(layer_passes(job, pricer, first[kind])) * times for kind, times in counted.items())
-    return job.microbatches * layers / job.parallel.pp
-
-
-def _least(one: Passes) -> float:
-    return sum(c.compute + c.tp + c.cp for c in (one.forward, one.backward))
 
 
 def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> float:

@@ -64,8 +64,8 @@ def plan_lower_bounds(
     job's in the size of microbatches, in how layers are assigned to stages and run (`splits`), in what replicas share
     (`shardings`) and in what is recomputed."""
     sized = [job.changed(micro_batch=size, parallel=shardings[0]) for size in sizes]
-    pricers = [BlockCostModel(j, efficiency or shipped_efficiency()) for j in sized]
-    known = pricers[0].known
+    first = BlockCostModel(sized[0], efficiency or shipped_efficiency())
+    pricers, known = [first.of_plan(j) for j in sized], first.known
     shape = known.get(("shape", job.gpus, splits, shardings), lambda: _shape(pricers[0], splits, shardings))
     jobs = [[j.changed(parallel=p) for p in splits] for j in sized]
     hosts = [_hosts(some, pricer) for some, pricer in zip(jobs, pricers, strict=True)]
@@ -73,12 +73,19 @@ def plan_lower_bounds(
     forward, backward = (np.broadcast_to(x, whole) for x in _times(shape, jobs, hosts, recomputes, pricers))
     found = np.empty((len(splits), *whole[:3]))
     for i, own in enumerate(shape.slices):
-        passes = np.array([some[i].passes for some in jobs])
+        copies = splits[i].pipeline_kind.route.copies
+        passes = np.array([j.microbatches // copies for j in sized])
         found[i] = _longest(passes, splits[i], shape.at[i], shape.counts[i], forward[..., own], backward[..., own])
         if job.optimizer != "none":
             launched = [h[i].optimizer + shape.most_layers[i] * h[i].optimizer_layer for h in hosts]
             found[i] += np.maximum(shape.update[i], np.array(launched)[:, None])[:, :, None]
     return np.moveaxis(found, 0, 1) * (1 - ROUNDING)
+
+
+def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
+    """Seconds that a job's step is not below."""
+    own = (job.parallel,)
+    return float(plan_lower_bounds(job, (job.micro_batch,), own, own, (job.recompute,), efficiency).item())
 
 
 def _longest(
@@ -131,7 +138,7 @@ def _shape(pricer: BlockCostModel, splits: Sequence[ParallelPlan], shardings: Se
     hooks = np.array([hooked(pricer.job, p) for p in shardings])[:, None, None]
     sent, update = np.zeros((3, len(shardings), 1, len(units))), np.zeros((len(splits), len(shardings)))
     for z, p in enumerate(shardings):
-        own = pricer.of_plan(p)
+        own = pricer.of_plan(pricer.job.changed(parallel=p))
         if sends_each_pass(p):
             sent[::2, z, 0] = transfers(own.job, own, Weights(*trained.T), Weights(*gathered.T), np.maximum(1, layers))
             sent[1, z] = sent[0, z] * (p.zero == 3)
