@@ -118,8 +118,11 @@ def job_memory(job: Job) -> JobMemory:
     """Memory of one rank of every stage."""
     own = (job.parallel,)
     found = _FamilyMemory(job, (job.micro_batch,), own, own, (job.recompute,), every=True).peaks()
-    whole = (x[0, 0, 0].tolist() for x in np.broadcast_arrays(*found))
-    stages = tuple(StageMemory(*row[:-1], int(row[-1])) for row in zip(*whole, strict=True))
+    whole = np.empty((len(found), 1, 1, 1, job.parallel.pp))
+    for row, part in zip(whole, found, strict=True):
+        row[...] = part
+    rows: list[Any] = [(*row[:-1], int(row[-1])) for row in whole[:, 0, 0, 0].T.tolist()]
+    stages = tuple(StageMemory(*row) for row in rows)
     return JobMemory(stages, float(job.platform.gpu.memory), _memory_source(job))
 
 
@@ -130,8 +133,8 @@ def plans_needed(
     """[size, split, sharding, recomputation]: `job_memory(...).needed` of plans that differ from the job's in the size
     of microbatches, in how layers are assigned to stages and run, in what replicas share, and in what is recomputed."""
     family = _FamilyMemory(job, sizes, splits, shardings, recomputes)
-    needed = StageMemory(*family.peaks()).needed
-    needed = np.broadcast_to(needed, (len(sizes), len(shardings), len(recomputes), len(family.first)))
+    by_stage: Any = StageMemory(*family.peaks()).needed
+    needed = np.broadcast_to(by_stage, (len(sizes), len(shardings), len(recomputes), len(family.first)))
     return np.moveaxis(np.maximum.reduceat(needed, family.begin, axis=-1), -1, 1)
 
 
@@ -269,7 +272,7 @@ class _FamilyMemory:
         return weights, gradients, optimizer, kept, working, loss, held, idle, self.outside, self.flight
 
     def by_moment(
-        self, s: FrozenBytes, kept: Floats, working: Floats, logits: Floats, held: Floats, gathered: Floats
+        self, s: FrozenBytes[Any], kept: Floats, working: Floats, logits: Floats, held: Floats, gathered: Floats
     ) -> tuple[Any, ...]:
         """PyTorch's eager trainers free gradients before each step and update lists of tensors: the worst of the loss,
         the backward pass of the last layer and of the first, and the update, with one more copy of what is trained.
@@ -295,7 +298,7 @@ class _FamilyMemory:
         found = [[tower_activations(j.changed(recompute=r)) for r in self.recomputes] for j in self.sized]
         return np.array(found)[:, None, :, None]
 
-    def states(self, shared: Floats, experts: Floats, ends: Floats) -> FrozenBytes:
+    def states(self, shared: Floats, experts: Floats, ends: Floats) -> FrozenBytes[Any]:
         """Weights, gradients and the optimizer's state."""
         if self.job.tuning.frozen:
             layers = self.layers + self.layers_moe
@@ -311,7 +314,8 @@ class _FamilyMemory:
     def parameters(self) -> tuple[Floats, Floats, Floats]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
         s, m, first, last = self.shares, self.model, self.first, self.last
-        dense, moe = (0.0, 0.0) if m.pattern else (self.layers, self.layers_moe)
+        counted = 0.0 if m.pattern else 1.0  # layers of a pattern are counted by kind
+        dense, moe = counted * self.layers, counted * self.layers_moe
         shared, experts = dense * s.dense + moe * s.moe, moe * s.experts
         ends = first * (s.embedding + s.positions + m.trained_vision_parameters / self.job.parallel.tp)
         ends = ends + last * (s.norm + s.head * (1 - first * m.tied))

@@ -329,7 +329,8 @@ class Survey(NamedTuple):
     @staticmethod
     def joined(parts: Sequence[Survey]) -> Survey:
         legal, smallest = sum(p.legal for p in parts), min(p.smallest for p in parts)
-        return Survey(legal, smallest, *(np.concatenate(each) for each in list(zip(*parts, strict=True))[2:6]))
+        family, place, needed, bound = (np.concatenate(each) for each in list(zip(*parts, strict=True))[2:6])
+        return Survey(legal, smallest, family, place, needed, bound)
 
 
 def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from presage.configs.job import Job, activation_bytes
 from presage.costs.closed_form import ClosedFormKernels
+from presage.costs.closed_form.kernels import Bytes
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import RankGroup
 from presage.costs.exchange import TokenExchange, fused_seconds, nccl_seconds
@@ -29,7 +26,6 @@ from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_b
 from presage.prediction.jobs.plan_cache import layer_key, plan_cache
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces, pace_of
 
-Bytes = TypeVar("Bytes", float, NDArray[np.float64])  # one number, or those of many plans
 AXES = {axis.value: axis for axis in Axis}
 USUALLY_HELD = 0.2  # of the SMs, where channels are not known
 REACHED, DRAWN, WAVES = 0.75, 0.35, 8.0  # of a link by collectives; of memory by large GEMMs; waves of tiles

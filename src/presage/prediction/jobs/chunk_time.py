@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
+from presage.costs.closed_form.kernels import Bytes
 from presage.costs.host_constants import HOOKS_US, LAYER
 from presage.costs.layer_host import LayerHost
 from presage.memory.activations import layer_activations
@@ -21,7 +22,7 @@ from presage.parallel.dispatchers import dispatcher
 from presage.parallel.orders import Extent
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import schedule_kind
-from presage.prediction.jobs.block_cost import BlockCostModel, Bytes
+from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.optimizer_step import PINNED
 from presage.prediction.jobs.replica_traffic import reduction
 from presage.prediction.jobs.stages import Chunk

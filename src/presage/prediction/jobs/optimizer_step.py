@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from presage.configs.job import Job
 from presage.costs.closed_form import ClosedFormKernels
+from presage.costs.closed_form.kernels import Bytes
 from presage.costs.families.gemm import GemmShape
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import BlockCostModel, Bytes
+from presage.prediction.jobs.block_cost import BlockCostModel
 
 # Bytes a parameter: gradient twice, moments and master copy read and written, the copy for the next step.
 UPDATE_BYTES = {"adam": 46.0, "adamw": 46.0, "adam-16bit": 14.0, "sgd": 30.0, "none": 0.0}
@@ -27,11 +30,12 @@ def update_bytes(job: Job) -> float:
 def optimizer_seconds(job: Job, pricer: BlockCostModel, own: Bytes, layers: Bytes) -> Bytes:
     """Seconds for a rank's `own` parameters; its stage has so many layers."""
     away = job.recipe.host_optimizer
-    moved = update_bytes(job) * own * (1 - away)
-    took = ClosedFormKernels.of(job.platform.gpu).memory_bound(moved, 1, "optimizer") * pricer.paces.optimizer
+    kernels, moved = ClosedFormKernels.of(job.platform.gpu), update_bytes(job) * own * (1 - away)
+    took: Any = kernels.memory_bound(moved, 1, "optimizer") * pricer.paces.optimizer
     if job.optimizer == "muon":
         took += muon_seconds(job, pricer, layers) * pricer.paces.products
-    return took + (host_seconds(job, own * away) if away else 0.0)
+    found: Bytes = took + (host_seconds(job, own * away) if away else 0.0)
+    return found
 
 
 def host_seconds(job: Job, parameters: Bytes) -> Bytes:
@@ -39,7 +43,8 @@ def host_seconds(job: Job, parameters: Bytes) -> Bytes:
     link = PINNED * job.platform.gpu.pcie
     sent = parameters * job.framework.gradient_bytes / link, parameters * job.framework.gather_bytes / link
     step = HOST_STEP * parameters
-    return np.maximum(step, np.maximum(*sent)) if job.recipe.host_overlap else step + sent[0] + sent[1]
+    took: Bytes = np.maximum(step, np.maximum(*sent)) if job.recipe.host_overlap else step + sent[0] + sent[1]
+    return took
 
 
 def muon_seconds(job: Job, pricer: BlockCostModel, layers: Bytes) -> Bytes:
@@ -50,7 +55,7 @@ def muon_seconds(job: Job, pricer: BlockCostModel, layers: Bytes) -> Bytes:
     share = max(1, job.sharding) if job.parallel.zero and job.recipe.muon == "sharded" else 1
     whole = sum(count * iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), count in shapes)
     largest = max(iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), _ in shapes)
-    took = np.maximum(whole * layers / share, largest)
+    took: Bytes = np.maximum(whole * layers / share, largest)
     if job.parallel.zero and job.recipe.muon == "gathered":
         numbers = sum(count * m * n for (m, n), count in shapes) * layers
         took += pricer.collective_seconds("all_gather", 2.0 * numbers, Axis.SHARD)

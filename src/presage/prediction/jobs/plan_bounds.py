@@ -147,7 +147,21 @@ def _shape(pricer: BlockCostModel, splits: Sequence[ParallelPlan], shardings: Se
             held = (trained / cut).sum(axis=1)
             most = np.array([(c @ held[some]).max() for c, some in zip(counts, slices, strict=True)])
             update[:, z] = optimizer_seconds(own.job, own, most, most_layers)
-    return _Shape(split, slices, units, [d.at for d in dealt], counts, layers, ends, *sent, update, most_layers, hooks)
+    return _Shape(
+        split,
+        slices,
+        units,
+        [d.at for d in dealt],
+        counts,
+        layers,
+        ends,
+        sent[0],
+        sent[1],
+        sent[2],
+        update,
+        most_layers,
+        hooks,
+    )
 
 
 def _layer_numbers(pricer: BlockCostModel) -> tuple[int, ...]:

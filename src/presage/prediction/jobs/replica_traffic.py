@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from presage.configs.job import Job
+from presage.costs.closed_form.kernels import Bytes
 from presage.parallel.plan import Axis
-from presage.prediction.jobs.block_cost import BlockCostModel, Bytes
+from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.weights import Weights
 
 

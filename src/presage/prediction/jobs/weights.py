@@ -6,7 +6,7 @@ from typing import Generic, NamedTuple
 
 from presage.configs.job import Job
 from presage.configs.tuning import BASES, adapter_parameters
-from presage.prediction.jobs.block_cost import Bytes
+from presage.costs.closed_form.kernels import Bytes
 
 Dealt = tuple[tuple[int, int], ...]  # numbers of layers, the first of each kind, and how many there are of it
 
