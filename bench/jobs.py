@@ -2,8 +2,9 @@
 
 One prediction, with what it takes from earlier ones at hand; 10,000 plans of a 405B model on 16,384 GPUs, each checked
 for memory and priced in full by two processes that know nothing yet; the search of all legal plans of it and of
-DeepSeek-V3, which proves most of them slower without a price, and some of these plans surveyed one by one. Beside them the naive way: every layer of every microbatch a task of the engine's
-Builder, layers priced anew for each plan. Exits 1 above the bars, or where the naive way disagrees.
+DeepSeek-V3, which proves most of them slower without a price, and some of these plans surveyed one by one. Beside them
+the naive way: every layer of every microbatch a task of the engine's Builder, layers priced anew for each plan. Exits 1
+above the bars, or where the naive way disagrees.
 """
 
 from __future__ import annotations
