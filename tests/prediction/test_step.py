@@ -19,7 +19,8 @@ from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import SCHEDULES
 from presage.prediction.jobs.block_cost import BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
-from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
+from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock
+from presage.prediction.jobs.plan_bounds import step_lower_bound
 from presage.prediction.jobs.plan_cache import clear_plan_cache
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)

@@ -121,7 +121,7 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
         latent=latent,
         heads=heads,
         core=_core(job, e),
-        out=e * value + (i * value if i != e or p.cp > 1 or _sample_first(job) else 0.0),
+        out=e * value + (i * value if i != e or p.cp > 1 or sample_first(job) else 0.0),
         masks=2.0 * outer if f.dropout else 0.0,
         mlp_in=norm,
         mlp_norm=(e if experts else i) * outer,
@@ -129,7 +129,7 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
     )
 
 
-def _sample_first(job: Job) -> bool:
+def sample_first(job: Job) -> bool:
     """FlashAttention-2 wants samples first, Transformer Engine has tokens first: of its output both orders are kept."""
     return transformer_engine(job) and job.framework.attention == "flash2" and job.micro_batch > 1
 

@@ -30,22 +30,46 @@ MIXERS = {"attention": plain_attention, "latent": latent_attention, "mamba": mam
 
 def layer_graph(job: Job, layer: int) -> LayerGraph:
     """One layer, by its number."""
-    m, b = job.model, builder(job)
+    b = builder(job)
+    _mixing(b, job, layer)
+    _feeding(b, job, layer)
+    return b.layer()
+
+
+def mixing_graph(job: Job, layer: int) -> LayerGraph:
+    """The part of a layer that mixes tokens."""
+    b = builder(job)
+    _mixing(b, job, layer)
+    return b.layer()
+
+
+def feeding_graph(job: Job, layer: int) -> LayerGraph:
+    """The rest of a layer: its feed-forward block or experts."""
+    b = builder(job)
+    _feeding(b, job, layer)
+    return b.layer()
+
+
+def _mixing(b: LayerBuilder, job: Job, layer: int) -> None:
+    m = job.model
     s = RankSizes.of(job)._replace(window=m.window if m.has_window(layer) else 0)
     if mixes := m.mixer(layer):
         norm(b, job, s, "norm1")
         MIXERS["latent" if m.latent and mixes == "attention" else mixes](b, job, s)
         residual(b, job, s)
-    if feeds := m.feeds(layer):
+
+
+def _feeding(b: LayerBuilder, job: Job, layer: int) -> None:
+    s = RankSizes.of(job)
+    if feeds := job.model.feeds(layer):
         norm(b, job, s, "norm2")
         if feeds == "experts":
             expert_blocks(b, job, s)
         else:
-            feed_forward(b, job, s, "mlp", m.ffn)
+            feed_forward(b, job, s, "mlp", job.model.ffn)
         residual(b, job, s)
     if more := job.framework.extra_bytes * s.between * s.width:  # casts and kernels that no law counts
         b.block("extra", [b.memory_bound(more / 3)], [b.memory_bound(2 * more / 3)])
-    return b.layer()
 
 
 # ---- feed-forward
