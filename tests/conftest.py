@@ -13,11 +13,11 @@ try:
 except ImportError:  # a bare installation runs tests without it
     pass
 else:
-    # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random draws others,
-    # and a failure there prints what repeats it.
+    # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random, which
+    # `make fuzz` sets, draws others and more, and a failure there prints what repeats it.
     # No deadline: a busy machine would break it.
-    settings.register_profile("same", derandomize=True, print_blob=True, deadline=None)
-    settings.register_profile("random", print_blob=True, deadline=None)
+    settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, max_examples=40)
+    settings.register_profile("random", print_blob=True, deadline=None, max_examples=300)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +58,7 @@ def few_draws(monkeypatch: pytest.MonkeyPatch, few_draws_cache: Path) -> None:
     draw = import_module("presage.prediction.draws.draw")  # the package has a function of that name
     monkeypatch.setattr(draw, "GPUS", 200)
     monkeypatch.setattr(draw, "TASKS", 50_000)
+    monkeypatch.setattr("presage.prediction.draws.noise_sets.EACH", 4)
     monkeypatch.setenv("PRESAGE_CACHE", str(few_draws_cache))  # not where figures of whole draws are kept
 
 

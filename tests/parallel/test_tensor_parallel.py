@@ -304,7 +304,12 @@ def t5(ranks: int) -> dict[str, int]:
     [
         ("Llama", decoder(1, 4), decoder(2, 2)),
         ("Gemma", decoder(1, 1), decoder(2, 1)),  # one head of keys and values: every rank has it
-        ("Mixtral", {**decoder(1, 4), "dtype": torch.bfloat16}, {**decoder(2, 2), "dtype": torch.bfloat16}),
+        pytest.param(
+            "Mixtral",
+            {**decoder(1, 4), "dtype": torch.bfloat16},
+            {**decoder(2, 2), "dtype": torch.bfloat16},
+            marks=pytest.mark.slow,
+        ),
         ("T5", t5(1), t5(2)),  # biases by head, shared by layers; keys and values of the encoder
     ],
 )

@@ -37,8 +37,8 @@ def simple(
     return TrainingRun(steps, gpus, StepTimes(5.0), kind, CheckpointPlan(save))
 
 
-@pytest.mark.parametrize("rate", [2.34e-3, 3.79e-3, 6.5e-3])
-@pytest.mark.parametrize("save", [10.0, 60.0, 300.0])
+@pytest.mark.parametrize("rate", [2.34e-3, 6.5e-3])
+@pytest.mark.parametrize("save", [10.0, 300.0])
 @pytest.mark.parametrize(("detect", "restart"), [(0.0, 300.0), (600.0, 900.0)])
 def test_formula_and_draws_agree_on_65536_gpus(rate: float, save: float, detect: float, restart: float) -> None:
     run = simple(rate, save, detect, restart, steps=100_000)

@@ -72,8 +72,14 @@ def some(count: int, seed: int = 0) -> list[Job]:
 # ---- the space
 
 
-@pytest.mark.parametrize("model", [DENSE, SPARSE])
-@pytest.mark.parametrize(("gpus", "batch"), [(8, 8), (12, 12), (16, 4)])
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch"),
+    [
+        (DENSE, 12, 12),
+        (SPARSE, 8, 8),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((DENSE, 16, 4), (SPARSE, 12, 12), (SPARSE, 16, 4))),
+    ],
+)
 def test_the_space_has_every_legal_plan_once(model: Transformer, gpus: int, batch: int) -> None:
     base = job(model, gpus, batch)
     made = layouts(base, gpus)
