@@ -388,7 +388,7 @@ def test_an_op_without_a_rule_leaves_its_pair_whole_and_is_named():
 # ---- speed
 
 
-def test_five_thousand_ops_in_half_a_second():
-    whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 36})
-    assert len(whole.ops) > 5_000
-    assert quickest(lambda: tensor_parallel(whole, 8)) < 0.75  # for a busy machine
+def test_two_thousand_ops_in_a_fifth_of_a_second():
+    whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 15})
+    assert len(whole.ops) > 2_000
+    assert quickest(lambda: tensor_parallel(whole, 8)) < 0.3  # for a busy machine

@@ -201,7 +201,7 @@ def _changed(value: T, tree: Any) -> T:
     if not isinstance(tree, dict):
         return tree  # type: ignore[no-any-return]
     if is_dataclass(value):
-        return replace(value, **{n: _changed(getattr(value, n), part) for n, part in tree.items()})  # type: ignore[return-value]
+        return replace(value, **{n: _changed(getattr(value, n), part) for n, part in tree.items()})  # type: ignore[type-var]
     parts = {n: _changed(x, tree[n]) if n in tree else x for n, x in _members(value)}
     return parts if isinstance(value, Mapping) else tuple(parts.values())  # type: ignore[return-value]
 
