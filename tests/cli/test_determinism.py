@@ -93,6 +93,7 @@ def test_the_same_seed_gives_the_same_bytes(steps: bool, tmp_path: Path) -> None
     assert not differ, differ
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_another_seed_gives_other_bytes() -> None:
     """So that the test above compares what is drawn at all."""
     from presage.prediction.draws.distribution import predict_distribution

@@ -162,7 +162,7 @@ def _power_point(job: Job, cap: float, usual: NoiseModel, more: float, setup: St
     sd, watts = noise.of("products").rank, job.platform.gpu.power_limit
     name = f"{watts:,.0f} W, spread {100 * sd:.2g}%"
     point = StudyPoint(name, found, shape, noise, draw_point(shape, noise, setup))
-    return point.with_more(cap=cap, spread=sd, clock=float(1 / found.job_step.slowdown))
+    return point.with_more(cap=cap, spread=sd, clock=1 / found.job_step.slowdown)
 
 
 def placement_gain(point: StudyPoint, seed: int) -> float:
