@@ -28,11 +28,11 @@ OPTIONS = (
 )  # fmt: skip
 # Files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "test_docs.py", "test_ui_browser.py", "test_layouts.py", "test_tensor_parallel.py", "test_scale.py", "test_ranks.py",
-    "test_wheel.py", "test_determinism.py", "test_terminal.py", "test_capture_models.py", "test_parallel.py",
-    "test_pages_step.py", "test_whatif.py", "test_runs_simulate.py", "test_variants_optimizer.py", "test_notebooks.py",
-    "test_edits_tables.py", "test_place.py", "test_cli_mistakes.py", "test_preset_jobs.py", "test_real_ranks.py",
-    "test_predict_job.py", "test_gloo.py",
+    "test_docs.py", "test_ui_browser.py", "test_layouts.py", "test_tensor_parallel.py", "test_scale.py",
+    "test_ranks.py", "test_wheel.py", "test_determinism.py", "test_terminal.py", "test_capture_models.py",
+    "test_parallel.py", "test_pages_step.py", "test_whatif.py", "test_runs_simulate.py", "test_variants_optimizer.py",
+    "test_notebooks.py", "test_edits_tables.py", "test_place.py", "test_cli_mistakes.py", "test_preset_jobs.py",
+    "test_real_ranks.py", "test_predict_job.py", "test_gloo.py",
 )  # fmt: skip
 
 
