@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.configs.job import Job, Recompute
@@ -239,7 +239,6 @@ def test_layouts_of_a_pipeline() -> None:
             pipeline_layout(wrong, "f")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="--abnul-sizehd$ {}()\"'\\\n=#0123456789*+`:", max_size=120), st.booleans())
 def test_no_text_is_answered_with_a_traceback(tmp_path_factory: pytest.TempPathFactory, text: str, more: bool) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "train.sh"
