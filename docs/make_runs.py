@@ -24,7 +24,8 @@ from presage.hardware import gpu
 from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import efficiency_without, shipped_efficiency
 from presage_validation.public_table import read_table
-from presage_validation.runs import COLUMNS, job_of_run, score_runs
+from presage_validation.run_jobs import COLUMNS, job_of_run
+from presage_validation.runs import score_runs
 from presage_validation.score import AccuracyResult, Row, Score, score
 
 ROOT = Path(__file__).resolve().parent.parent

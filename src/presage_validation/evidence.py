@@ -19,7 +19,7 @@ from presage.prediction.jobs.efficiency import efficiency_without
 from presage.prediction.jobs.job_step import job_step
 from presage.search.evidence import FILE
 from presage_validation.public_table import read_table, run_seconds
-from presage_validation.runs import COLUMNS, job_of_run
+from presage_validation.run_jobs import COLUMNS, job_of_run
 
 Run = tuple[Job, float]  # a job, and by how much its step is off
 HEAD = """\

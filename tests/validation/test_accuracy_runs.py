@@ -17,7 +17,8 @@ from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import Efficiency, efficiency_without, shipped_efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import count, number, run_seconds
-from presage_validation.runs import COLUMNS, job_of_run, score_runs
+from presage_validation.run_jobs import COLUMNS, job_of_run
+from presage_validation.runs import score_runs
 from presage_validation.score import AccuracyResult
 
 LEFT = "step_time_left_out"
