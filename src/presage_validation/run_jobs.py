@@ -10,6 +10,7 @@ from functools import cache
 from presage.configs.frameworks import GRAPHED, Framework, Overlap, framework, overlap_of
 from presage.configs.job import Job, Recompute
 from presage.configs.models import preset_fields, preset_key, transformer_from_fields
+from presage.configs.recipes import Recipe
 from presage.configs.transformer import CLAMPED, Experts, Transformer
 from presage.costs.layer_host import layer_host
 from presage.errors import PresageError
@@ -42,6 +43,7 @@ FRAMEWORKS = (
     (r"jax|maxtext|pax", "maxtext"),
     (r"fsdp|pytorch|torch", "torchtitan-eager"),
 )
+SCALED = ((r"row-?wise", "row"), (r"block-?wise", "block"), (r"tensor-?wise|fp8[-_]cs\b|fp8[-_]cs_|titan", "tensor"))
 ACTIVATIONS = {"relu2": "relu2", "relu": "relu", "gelu": "gelu", "swiglu": "swiglu", "geglu": "geglu", "silu": "swiglu"}
 
 
@@ -69,6 +71,7 @@ def job_of_run(row: TableRow) -> Job:
         overlap=overlap_of_run(row, software, parallel),
         framework=replace(software, host="graph") if _summed(row) else software,
         optimizer="none" if _summed(row) else "adam",
+        recipe=Recipe(scaling_of(row)),
         name=row["model"],
     )
     _possible(made)
@@ -219,6 +222,15 @@ def precision_of(text: str) -> str:
         if re.search(pattern, low):
             return name
     raise PresageError(f"precision {text!r} is not known")
+
+
+def scaling_of(row: TableRow) -> str:
+    """How numbers become fp8 ones, where that is said: by its precision, by its recipe's name (CS: current scaling),
+    or by its framework (torchao scales by the tensor at hand, if not by rows). Else as Transformer Engine's default."""
+    if precision_of(row["precision"]) != "fp8":
+        return ""
+    text = f"{row['framework']} {row['precision']} {row['notes']}".lower()
+    return next((name for pattern, name in SCALED if re.search(pattern, text)), "")
 
 
 def _offloaded(row: TableRow, model: Transformer) -> float:
