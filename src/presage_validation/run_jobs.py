@@ -16,6 +16,7 @@ from presage.costs.layer_host import layer_host
 from presage.errors import PresageError
 from presage.hardware import Gpu
 from presage.hardware.architecture import architecture
+from presage.memory import job_memory
 from presage.parallel.plan import ParallelPlan
 from presage.traces.overheads import UNPROFILED
 from presage_validation.public_table import count, platform_of_run
@@ -75,6 +76,8 @@ def job_of_run(row: TableRow) -> Job:
         name=row["model"],
     )
     _possible(made)
+    if row["complete"].startswith("missing") and not row["recompute"] and not job_memory(made).fits:
+        raise PresageError("its configuration is not complete (missing:recompute, and without any it does not fit)")
     return made
 
 
