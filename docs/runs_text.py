@@ -97,8 +97,8 @@ a source that no one has looked at: these rows were in view while the rest was m
 Expect more on your own runs. In particular:
 
 - **The prior's width**, 0.15, was picked with left-out errors in view. In the table below (measured steps, errors
-  linearised about the fit that ships, bold: misses its bar) a narrower one misses the overall median, a wider one megatron_sc21_t1
-  and vtrain_multi. The runs tell what both factors make together and hardly which is which: without a prior forward
+  linearised about the fit that ships, bold: misses its bar) a narrower one misses the overall median, a wider one
+  megatron_sc21_t1 and vtrain_multi. The runs tell what both factors make together and hardly which is which: without a prior forward
   GEMMs would be faster than by themselves.
 - **That there are two factors of GPU work.** Eight were fitted before (also attention, memory-bound kernels, links
   within and between nodes, the host and waits), with a wider prior, a source counting by the root of its rows:
