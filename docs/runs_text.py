@@ -98,8 +98,8 @@ Expect more on your own runs. In particular:
 
 - **The prior's width**, 0.15, was picked with left-out errors in view. In the table below (measured steps, errors
   linearised about the fit that ships, bold: misses its bar) a narrower one misses the overall median, a wider one
-  megatron_sc21_t1 and vtrain_multi. The runs tell what both factors make together and hardly which is which: without a prior forward
-  GEMMs would be faster than by themselves.
+  megatron_sc21_t1 and vtrain_multi. The runs tell what both factors make together and hardly which is which: without
+  a prior forward GEMMs would be as fast as by themselves, and all would fall on the backward pass.
 - **That there are two factors of GPU work.** Eight were fitted before (also attention, memory-bound kernels, links
   within and between nodes, the host and waits), with a wider prior, a source counting by the root of its rows:
   10.6% over all, megatron_sc21_t1 8.3%, vtrain_multi 13.6%. Two, and every source once, came after that.
@@ -107,7 +107,7 @@ Expect more on your own runs. In particular:
   are counted in clocks ([collectives](collectives.md)).
 - **Experts.** That no host runs ahead of an exchange with experts, that a token over EFA takes the geometric mean of
   two benchmarks, and what of the host's work is counted in an experts' layer were chosen with the steps by
-  dispatcher and megatron_bridge in view. The factor `experts` differs: 1.5 without the former, 1.9 without
+  dispatcher and megatron_bridge in view. The factor `experts` differs: 1.55 without the former, 1.84 without
   the latter.
 - **Facts of frameworks** (what is fused, what overlaps, bytes of gradients, who waits for whom) are from the code
   and files they name, but which ones matter was learned from these rows. So were the readings of rows' notes and of
