@@ -18,7 +18,7 @@ from presage.configs.models import preset
 from presage.errors import PresageError
 from presage.hardware import platform
 from presage.parallel.plan import ParallelPlan
-from presage_validation.runs import job_of_run
+from presage_validation.run_jobs import job_of_run
 
 DENSE = Job(
     preset("llama3-70b"), platform("dgx-h100"), 256, 8192, 1, 512, ParallelPlan(tp=4, sequence_parallel=True, pp=4)

@@ -63,7 +63,7 @@ def test_gpus_left_out(scored) -> None:  # type: ignore[no-untyped-def]
         g: scored.metrics(g)["gpu_left_out"].mape for g in ("h200_sxm", "h100_sxm", "b200_sxm", "gb200", "a100_sxm")
     }
     assert missed["h200_sxm"] < 0.07 and missed["h100_sxm"] < 0.07  # the bar is 20%
-    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.23
+    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.10
 
 
 @pytest.mark.slow
@@ -76,9 +76,9 @@ def test_groups_of_ranks_left_out(scored) -> None:  # type: ignore[no-untyped-de
 
 @pytest.mark.slow
 def test_links_left_out(scored) -> None:  # type: ignore[no-untyped-def]
-    """A generation of links that nothing was measured on: far below the bar of 10%, as the docs say."""
-    missed = [scored.metrics(f)["links_left_out"].mape for f in ("nvlink3", "nvlink4", "nvlink5")]
-    assert all(0.1 < m < 0.4 for m in missed)
+    """A generation of links that nothing was measured on: the bar is 10%, which A100s keep and others miss by far."""
+    missed = {f: scored.metrics(f)["links_left_out"].mape for f in ("nvlink3", "nvlink4", "nvlink5")}
+    assert missed["nvlink3"] < 0.10 and missed["nvlink4"] < 0.36 and missed["nvlink5"] < 0.28
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def rank_parameters(job: Job, layer: int) -> tuple[float, float]:
     if feeds != "experts" or e is None:
         return shared + (m.block_parameters(m.ffn) / p.tp if feeds else 0.0), 0.0
     beside = m.block_parameters(e.shared_ffn) / p.tp if e.shared_ffn else 0.0
-    return shared + m.hidden * e.experts + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
+    return shared + m.router_parameters + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
 
 
 def routed_layers(m: Transformer, p: ParallelPlan) -> tuple[tuple[int, int], ...]:

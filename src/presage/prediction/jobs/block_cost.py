@@ -184,7 +184,7 @@ class BlockCostModel:
             cuts = RankGroup(cut, min(cut, domain))
             return nccl_seconds(op, nbytes, self.groups[Axis.EP], cuts, self.collectives) * pace
         ranks = job.parallel.ep * cut
-        width = float(job.model.hidden * activation_bytes(job))
+        width = float(job.model.expert_width * activation_bytes(job))
         sent = TokenExchange(nbytes / (width * e.top_k), e.top_k * cut, width, e.most_domains(ranks, domain))
         group, launched = RankGroup(ranks, min(ranks, domain)), job.framework.host != "graph"
         return fused_seconds(d, sent, group, self.collectives, launched) * pace

@@ -22,7 +22,7 @@ def _seconds(job: Job) -> float:
     e, ep = job.model.experts, job.parallel.ep
     if e is None:
         return 0.0
-    nbytes = float(max(1, job.rank_tokens // job.parallel.tp) * job.model.hidden * activation_bytes(job))
+    nbytes = float(max(1, job.rank_tokens // job.parallel.tp) * job.model.expert_width * activation_bytes(job))
     gathers = job.dispatcher == "allgather"
     sent = nbytes * ep if gathers else nbytes * e.top_k * e.busiest(ep)
     one = BlockCostModel(job, LAWS).exchange_seconds("all_gather" if gathers else "all_to_all", sent)

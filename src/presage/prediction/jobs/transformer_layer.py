@@ -96,7 +96,8 @@ def activation(b: LayerBuilder, job: Job, s: RankSizes, numbers: float) -> None:
 
 
 def expert_blocks(b: LayerBuilder, job: Job, s: RankSizes) -> None:
-    """Router, dispatch, expert GEMMs, combine; then shared experts."""
+    """Router, dispatch, expert GEMMs, combine; then shared experts. Experts of a latent width get tokens that were made
+    narrow, and what they send back is made wide again."""
     m, p, e = job.model, job.parallel, job.model.experts
     assert e is not None
     tokens = s.between if p.sequence_parallel or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
@@ -104,19 +105,24 @@ def expert_blocks(b: LayerBuilder, job: Job, s: RankSizes) -> None:
     here, width = max(1, e.experts // p.ep), max(1, e.ffn // p.expert_tp)
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
     router = b.gemm(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
-    moved = tokens * e.top_k * s.width * s.bytes
-    there, home = _exchanges(b, job, float(tokens * s.width * s.bytes), routed / tokens)
+    sent = m.expert_width
+    moved = tokens * e.top_k * sent * s.bytes
+    there, home = _exchanges(b, job, float(tokens * sent * s.bytes), routed / tokens)
     scores = b.memory_bound(12.0 * tokens * e.experts, 8)
     d = dispatcher(job.dispatcher)
-    ordered = None if d.sorts else b.memory_bound(2.0 * routed * s.width * s.bytes, 2, "permute")
+    ordered = None if d.sorts else b.memory_bound(2.0 * routed * sent * s.bytes, 2, "permute")
     # gathered by token; weighted, and added up by token with atomics
     out, back = (None if d.fused else b.memory_bound(share * moved, 3, "permute") for share in (2.0, 3.2))
     b.block("router", [router, scores], [scores, router, None if job.tuning.frozen else router])
+    if e.latent:
+        linear(b, job, s, "moe_narrow", (tokens, sent, s.width))
     b.block("dispatch", [out, there, ordered], [ordered, home, out])
-    expert_gemms(b, job, s, "moe_up", here, (rows, width * (2 if m.gated else 1), s.width))
+    expert_gemms(b, job, s, "moe_up", here, (rows, width * (2 if m.gated else 1), sent))
     activation(b, job, s, rows * here * width)
-    expert_gemms(b, job, s, "moe_down", here, (rows, s.width, width))
+    expert_gemms(b, job, s, "moe_down", here, (rows, sent, width))
     b.block("combine", [ordered, home, back], [back, there, ordered])
+    if e.latent:
+        linear(b, job, s, "moe_wide", (tokens, s.width, sent))
     if e.shared_ffn:
         feed_forward(b, job, s, "shared", e.shared_ffn)
 
