@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+from unittest.mock import patch
 
 import typer
 from typer.testing import CliRunner
@@ -27,3 +32,18 @@ def runner(command: Callable[..., Any] | typer.Typer) -> Callable[..., str]:
         return found.stdout
 
     return run
+
+
+def shell(*args: str | Path) -> CompletedProcess[str]:
+    """`presage ARGS` as a shell sees it: exit code, output, errors; in this process, which has loaded all it needs."""
+    from presage.cli import main
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    call, code = ["presage", *map(str, args)], 0
+    with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", call):
+        try:
+            main()
+        except SystemExit as e:
+            code = int(e.code or 0)
+    printed = (stream.buffer.getvalue().decode() for stream in (out, err))
+    return CompletedProcess(call, code, *printed)

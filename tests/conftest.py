@@ -13,11 +13,11 @@ try:
 except ImportError:  # a bare installation runs tests without it
     pass
 else:
-    # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random draws others,
-    # and a failure there prints what repeats it.
+    # The same examples every time, so that a change is to blame for what fails; HYPOTHESIS_PROFILE=random, which
+    # `make fuzz` sets, draws others and more, and a failure there prints what repeats it.
     # No deadline: a busy machine would break it.
-    settings.register_profile("same", derandomize=True, print_blob=True, deadline=None)
-    settings.register_profile("random", print_blob=True, deadline=None)
+    settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, max_examples=40)
+    settings.register_profile("random", print_blob=True, deadline=None, max_examples=300)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,9 +28,11 @@ OPTIONS = (
 )  # fmt: skip
 # Files that take longest come first, so that no worker is left alone with one of them at the end.
 LONGEST = (
-    "test_docs.py", "test_notebooks.py", "test_determinism.py", "test_wheel.py", "test_ui_browser.py", "test_scale.py",
-    "test_predict_job.py", "test_cli_mistakes.py", "test_site.py", "test_gloo.py", "test_absurd.py", "test_terminal.py",
-    "test_capture_models.py", "test_calibrate.py", "test_layouts.py", "test_preset_jobs.py", "test_tensor_parallel.py",
+    "test_docs.py", "test_ui_browser.py", "test_layouts.py", "test_tensor_parallel.py", "test_scale.py",
+    "test_ranks.py", "test_wheel.py", "test_determinism.py", "test_terminal.py", "test_capture_models.py",
+    "test_parallel.py", "test_pages_step.py", "test_whatif.py", "test_runs_simulate.py", "test_variants_optimizer.py",
+    "test_notebooks.py", "test_edits_tables.py", "test_place.py", "test_cli_mistakes.py", "test_preset_jobs.py",
+    "test_real_ranks.py", "test_predict_job.py", "test_gloo.py",
 )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ def few_draws(monkeypatch: pytest.MonkeyPatch, few_draws_cache: Path) -> None:
     draw = import_module("presage.prediction.draws.draw")  # the package has a function of that name
     monkeypatch.setattr(draw, "GPUS", 200)
     monkeypatch.setattr(draw, "TASKS", 50_000)
+    monkeypatch.setattr("presage.prediction.draws.noise_sets.EACH", 4)
     monkeypatch.setenv("PRESAGE_CACHE", str(few_draws_cache))  # not where figures of whole draws are kept
 
 

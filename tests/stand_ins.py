@@ -41,7 +41,7 @@ def put(folder: Path, text: str) -> Path:
 def _train(path: Path) -> None:
     code = (ROOT / "examples" / "gpt.py").read_text()
     small = code.replace("sequence=1024, width=1024", "sequence=64, width=64").replace(", fused=True", "")
-    path.write_text(small.replace("layers=12, vocab=50304", "layers=2, vocab=512"))
+    path.write_text(small.replace("layers=12, vocab=50304", "layers=1, vocab=512"))
 
 
 def _job(path: Path) -> None:

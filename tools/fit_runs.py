@@ -6,7 +6,8 @@
 Logarithms of predicted over measured step times, made small by least squares with Huber's weights; every source counts
 once, however many rows it has. Each logarithm of a factor is held towards 0 by a prior: a kernel in training is within
 15% of the same kernel by itself, or so; the host's time of experts' layers, counted and not traced, within a factor of
-two. Steps are linearised about the last fit, and again, until nothing moves.
+two. Steps that another simulator made have no part. Steps are linearised about the last fit, and again, until nothing
+moves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from presage.errors import PresageError
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import read_table, run_seconds
-from presage_validation.runs import COLUMNS, job_of_run
+from presage_validation.run_jobs import COLUMNS, job_of_run, simulated
 
 OUT = Path(__file__).resolve().parents[1] / "src/presage/data/jobs/efficiency.toml"
 NAMES = [f.name for f in fields(Efficiency)]
@@ -76,7 +77,7 @@ def read(path: Path) -> list[tuple[str, Job, float]]:
     found = []
     for _, row in read_table(path, COLUMNS):
         try:
-            if row["complete"] != "dlrm":
+            if row["complete"] != "dlrm" and not simulated(row):
                 job = job_of_run(row)
                 job_step(job)
                 found.append((row["source_key"], job, run_seconds(row)))

@@ -24,6 +24,7 @@ from presage.costs.collectives.law import (
     Coefficients,
     Laws,
     ProtocolCost,
+    clock_turn,
     law_seconds,
     protocol_costs,
     terms,
@@ -87,7 +88,8 @@ def _row(r: MeasuredCollective) -> tuple[str, list[float]]:
     taken = _taken(protocol_costs(r.op, r.group, r.platform, nominal), r.nbytes)
     path, protocol = found[taken]
     hops, wire, own, root = terms(path, links, sizes, r.op)
-    scaled = [US, hops, wire * r.nbytes, own * r.nbytes, root * r.nbytes**0.5]
+    turn = clock_turn(r.platform)
+    scaled = [US * turn, hops * turn, wire * r.nbytes, own * r.nbytes, root * r.nbytes**0.5]
     return protocol, [v / r.seconds for v in scaled]
 
 

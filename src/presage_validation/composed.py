@@ -35,7 +35,7 @@ from presage_fit.series.drift import kinds_of, lead_of
 from presage_fit.step_logs import Logs, StepLog, read_logs
 from presage_validation.logged_jobs import LoggedJob, job_of_log
 from presage_validation.public_table import read_table
-from presage_validation.runs import COLUMNS, TableRow
+from presage_validation.run_jobs import COLUMNS, TableRow
 from presage_validation.score import Skipped, run_cases
 from presage_validation.steps import CUT
 from presage_validation.temporal import EVEN, ks_distance, ks_floor, wasserstein

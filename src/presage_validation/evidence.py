@@ -19,7 +19,7 @@ from presage.prediction.jobs.efficiency import efficiency_without
 from presage.prediction.jobs.job_step import job_step
 from presage.search.evidence import FILE
 from presage_validation.public_table import read_table, run_seconds
-from presage_validation.runs import COLUMNS, job_of_run
+from presage_validation.run_jobs import COLUMNS, job_of_run, simulated
 
 Run = tuple[Job, float]  # a job, and by how much its step is off
 HEAD = """\
@@ -29,9 +29,9 @@ HEAD = """\
 
 
 def runs(path: Path) -> Iterator[tuple[str, Run]]:
-    """The source of each run that can be predicted, its job and its error."""
+    """The source of each measured run that can be predicted, its job and its error."""
     for _, row in read_table(path, COLUMNS):
-        if row["complete"] == "dlrm":
+        if row["complete"] == "dlrm" or simulated(row):
             continue
         try:
             job, source = job_of_run(row), row["source_key"]

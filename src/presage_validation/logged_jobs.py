@@ -11,7 +11,7 @@ from typing import Any
 from presage.configs.job import Job
 from presage.configs.transformer import Transformer
 from presage.errors import PresageError
-from presage_validation.runs import COLUMNS, TableRow, job_of_run, known
+from presage_validation.run_jobs import COLUMNS, TableRow, job_of_run, known
 
 SOURCE = "mlperf_405b"  # of a table's rows that are of these logs: efficiencies fitted without it are taken
 SEQUENCE = {"gpt3": 2048}  # tokens of MLPerf's other language models: 8,192

@@ -64,7 +64,7 @@ def table(jobs: Iterable[Row], ranks: Iterable[Row]) -> str:
     every, from_code, out = list(jobs), list(ranks), [HEAD]
     for kind, (what, metric, group) in KINDS.items():
         rows = from_code if kind == "ranks" else every
-        chosen = [r for r in rows if r.metric == metric and (not group or group in r.also)]
+        chosen = [r for r in rows if r.metric == metric and (not group or {group, "measured"} <= set(r.also))]
         low, high = interval(chosen)
         lines = [f"[{kind}]", f'what = "{what}"', f"low = {low:.2f}", f"high = {high:.2f}", f"runs = {len(chosen)}"]
         lines.append(f"sources = {len({r.group for r in chosen})}")

@@ -23,8 +23,8 @@ from presage_validation.finetune import COLUMNS as FINE_TUNED
 from presage_validation.finetune import finetune_group, finetune_job
 from presage_validation.goldens import GOLDEN_COLUMNS, golden_bytes
 from presage_validation.public_table import number, read_table
-from presage_validation.runs import COLUMNS as PUBLIC
-from presage_validation.runs import job_of_run
+from presage_validation.run_jobs import COLUMNS as PUBLIC
+from presage_validation.run_jobs import job_of_run
 from presage_validation.score import AccuracyResult, Row, cut_evenly, run_cases
 
 Tell = Callable[[str], None]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from commands import shell
 from presage.errors import InputError, PresageError
 from presage.graph import work as flops
 from presage.graph.families import FAMILIES, family
@@ -333,8 +334,7 @@ def test_wrong_options_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("name", ["measure", "calibrate"])
 def test_the_command_line_passes_options_on(name: str) -> None:
-    presage = str(Path(sys.executable).with_name("presage"))
-    found = subprocess.run([presage, name, "--help"], capture_output=True, text=True)
+    found = shell(name, "--help")
     assert found.returncode == 0 and f"usage: presage {name}" in found.stdout
-    wrong = subprocess.run([presage, name, "--bogus"], capture_output=True, text=True)
+    wrong = shell(name, "--bogus")
     assert wrong.returncode == 2 and f"presage {name}: error" in wrong.stderr

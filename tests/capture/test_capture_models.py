@@ -42,6 +42,7 @@ def test_other_architectures(kind: str) -> None:
     sound(capture(load_cases(ROOT / "workloads" / "varied.py")[f"hf_{kind}"], source=kind))
 
 
+@pytest.mark.slow
 def test_state_space() -> None:
     cases = load_cases(ROOT / "workloads" / "varied.py")
     graph = capture(cases["hf_mamba"], source="mamba")

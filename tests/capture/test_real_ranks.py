@@ -5,7 +5,9 @@ step, before gloo carries it out in its own way (it builds reduce-scatters of ot
 order.
 """
 
+import os
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -156,7 +158,8 @@ LONG = ("GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    return in_real_processes(__file__, tmp_path_factory.mktemp("gloo"), RANKS)
+    """What real ranks ask for in the long steps, or in the others."""
+    return cache(lambda kind: in_real_processes(__file__, tmp_path_factory.mktemp("gloo"), RANKS, PRESAGE_CASES=kind))
 
 
 def captured(name, rank):
@@ -166,7 +169,7 @@ def captured(name, rank):
 @pytest.mark.parametrize("name", [pytest.param(c, marks=pytest.mark.slow) if c in LONG else c for c in CASES])
 def test_captured_ranks_ask_for_what_real_ones_do(real, name):
     with sharing_objects():
-        for rank, asked in enumerate(real):
+        for rank, asked in enumerate(real("long" if name in LONG else "quick")):
             if name in ALIKE and 0 < rank < RANKS - 1:
                 continue
             found = told(captured(name, rank))
@@ -215,4 +218,9 @@ def test_a_rank_receives_the_objects_that_another_broadcasts():
 
 
 if __name__ == "__main__":
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel  # once, before the processes part
+
+    CASES = {name: case for name, case in CASES.items() if (name in LONG) == (os.environ["PRESAGE_CASES"] == "long")}
     torch.multiprocessing.start_processes(record, (sys.argv[1], RANKS, CASES), RANKS, start_method="fork")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from commands import shell as run
 from synthetic import Tracer
 
 PRESAGE = str(Path(sys.executable).with_name("presage"))
 
 
-def run(*args: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PRESAGE, *map(str, args)], capture_output=True, text=True, cwd=cwd, check=False)
+def process(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PRESAGE, *map(str, args)], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("command", [[], ["trace"], ["replay"], ["accuracy"]])
@@ -26,7 +27,7 @@ def test_help_teaches(command: list[str]) -> None:
 
 
 def test_the_demo_needs_nothing() -> None:
-    found = json.loads(run("trace", "demo", "--json", "-").stdout)
+    found = json.loads(process("trace", "demo", "--json", "-").stdout)
     (rank,) = found["ranks"]
     assert len(rank["steps_s"]) == 2
     assert rank["activity_s"]["idle"]["host"] > 0
@@ -111,6 +112,8 @@ def test_bad_input_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
         assert found.stderr.count("\n") == 1, what
         assert found.stdout == "", what
         assert not out.exists(), what
+    alone = process("trace", path, "--json", out)
+    assert (alone.returncode, alone.stdout, alone.stderr) == (found.returncode, found.stdout, found.stderr)
 
 
 def test_a_missing_rank_is_exit_2(tmp_path: Path) -> None:
@@ -159,7 +162,8 @@ def test_everything_public_is_there() -> None:
         presage.nothing_like_it  # noqa: B018
 
 
-def test_a_script_that_needs_torchrun_runs_as_its_only_process(tmp_path: Path) -> None:
+def test_a_script_that_needs_torchrun_runs_as_its_only_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(
         "import os, torch\n"
         "model = torch.nn.Linear(8, 8).cuda(int(os.environ['LOCAL_RANK']))\n"
@@ -168,5 +172,5 @@ def test_a_script_that_needs_torchrun_runs_as_its_only_process(tmp_path: Path) -
         "    model(torch.ones(2, 8, device='cuda')).sum().backward()\n"
         "    optimizer.step()\n"
     )
-    assert run("predict", "--ranks", "1", "train.py", cwd=tmp_path).returncode == 0
-    assert "--ranks N" in run("predict", "train.py", cwd=tmp_path).stderr
+    assert run("predict", "--ranks", "1", "train.py").returncode == 0
+    assert "--ranks N" in run("predict", "train.py").stderr

@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "platforms": ("platforms",),
     "hosts": ("hosts",),
     "job": ("job", JOB, *FEW, "--trace", "t.json"),
-    "plan": ("plan", JOB, "--gpus", "16", "--limit", "30", "--out", "best.toml"),
+    "plan": ("plan", JOB, "--gpus", "16", "--limit", "30", "--keep", "cp=1,micro_batch=1", "--out", "best.toml"),
     "run": ("run", JOB, "--tokens", "1B", *FEW),
     "place": ("place", JOB, *FEW, "--randoms", "3", "--evict", "0", "--out", "places.csv"),
     "fit": ("fit", "steps.csv", "--out", "noise.toml"),
@@ -93,6 +93,7 @@ def test_the_same_seed_gives_the_same_bytes(steps: bool, tmp_path: Path) -> None
     assert not differ, differ
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_another_seed_gives_other_bytes() -> None:
     """So that the test above compares what is drawn at all."""
     from presage.prediction.draws.distribution import predict_distribution

@@ -53,6 +53,7 @@ ANSWERS = {  # command: lines of its answer
 }
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("command", ANSWERS, ids=lambda c: c.replace(JOB, "JOB"))
 def test_quiet_is_the_answer_alone(command: str) -> None:
     found = said(*command.split(), "--quiet")

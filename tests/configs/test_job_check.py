@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.configs.check import check, job_notes, problems
@@ -18,7 +18,7 @@ from presage.configs.models import preset
 from presage.errors import PresageError
 from presage.hardware import platform
 from presage.parallel.plan import ParallelPlan
-from presage_validation.runs import job_of_run
+from presage_validation.run_jobs import job_of_run
 
 DENSE = Job(
     preset("llama3-70b"), platform("dgx-h100"), 256, 8192, 1, 512, ParallelPlan(tp=4, sequence_parallel=True, pp=4)
@@ -132,7 +132,6 @@ def test_nvfp4_needs_a_gpu_that_has_it() -> None:
 DEGREE = st.sampled_from([-1, 0, 1, 2, 3, 4, 5, 8, 16])
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((
     "tp", "pp", "virtual", "cp", "ep", "expert_tp", "zero", "shard", "micro_batch", "heads", "kv_heads", "layers",
 ), DEGREE)), st.sampled_from([0, 1, 7, 24, 64, 96, 480]), st.sampled_from([0, 1, 60, 256]), st.booleans())  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.configs.check import OPTIMIZERS
@@ -173,7 +173,6 @@ KEYS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), VALUE), min_size=1, max_size=3))
 def test_no_value_is_answered_with_a_traceback(changes: list[tuple[tuple[str, ...], object]]) -> None:
     table: dict[str, object] = {

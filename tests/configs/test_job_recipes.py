@@ -21,6 +21,13 @@ NANO: dict[str, Any] = {
     "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "n_shared_experts": 1,
     "moe_shared_expert_intermediate_size": 3712, "mlp_hidden_act": "relu2", "tie_word_embeddings": False,
 }  # fmt: skip
+SUPER = NANO | {
+    "hidden_size": 4096, "num_hidden_layers": 88, "intermediate_size": 2688, "mamba_num_heads": 128,
+    "hybrid_override_pattern":
+        "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+    "n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 2688, "moe_latent_size": 1024,
+    "moe_shared_expert_intermediate_size": 5376, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 NEXT: dict[str, Any] = {
     "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
     "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 5120, "vocab_size": 151936, "hidden_act": "silu",
@@ -30,7 +37,10 @@ NEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "name"), [(NANO, "nemotron-3-nano"), (NEXT, "qwen3-next-80b-a3b")])
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(NANO, "nemotron-3-nano"), (SUPER, "nemotron-3-super"), (NEXT, "qwen3-next-80b-a3b")],
+)
 def test_hybrids_are_read_from_their_configs(config: dict[str, Any], name: str) -> None:
     found = transformer_from_fields(config_words(config).words)
     assert found.parameters == preset(name).parameters

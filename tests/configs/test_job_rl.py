@@ -212,9 +212,24 @@ def test_a_recipe_without_its_base_takes_nemo_rls_defaults(tmp_path: Path) -> No
     sections, notes = read_nemo_rl(tmp_path / "recipe.yaml")
     assert sections["rl"]["prompts"] == 32
     assert any("not there" in note for note in notes)
-    (tmp_path / "recipe.yaml").write_text(NEMO.replace("num_gen", "use_dynamic_sampling: true\n  num_gen"))
-    with pytest.raises(InputError, match="not modelled"):
-        read_nemo_rl(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("before", "setting", "name"),
+    [
+        ("num_generations", "use_dynamic_sampling: true\n  ", "grpo.use_dynamic_sampling"),
+        ("activation_ch", "fp8_cfg: {enabled: true, fp8: hybrid}\n    ", "policy.megatron_cfg.fp8_cfg.enabled"),
+        ("activation_ch", "peft: {enabled: true, dim: 8}\n    ", "policy.megatron_cfg.peft.enabled"),
+        ("megatron_cfg", "dtensor_cfg: {lora_cfg: {enabled: true}}\n  ", "policy.dtensor_cfg.lora_cfg.enabled"),
+    ],
+)
+def test_what_is_not_modelled_of_nemo_rl_is_refused(tmp_path: Path, before: str, setting: str, name: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(NEMO.replace(before, setting + before, 1))
+    with pytest.raises(InputError, match=f"{name}: is True, which is not modelled"):
+        read_nemo_rl(path)
+    path.write_text(NEMO.replace(before, setting.replace("true", "false") + before, 1))
+    read_nemo_rl(path)
 
 
 def test_settings_are_resolved(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_held_out_rows_of_published_tables(shared: Path, key: str, name: str) ->
     """The H200's table is held out whole: its chip is fitted on our own measurements."""
     table = chip_rows.gemm_table(shared / "kernels" / "aiconfigurator" / f"{name}_gemm.csv.gz")
     rows = [r for r in table if r.m >= 1024 and min(r.n, r.k) >= 128 and (r.held or key == "h200")]
-    found = errors(ClosedFormKernels.of(gpu(key)), rows)
-    assert len(found) > 1500
+    found = errors(ClosedFormKernels.of(gpu(key)), rows[:: len(rows) // 1500 or 1])
+    assert len(found) >= 1500
     assert median(found) < 0.06
     assert quantiles(found, n=10)[-1] < 0.20
 

@@ -7,7 +7,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.costs.collectives import OPS, Collectives, RankGroup, volume
@@ -32,7 +32,6 @@ def places(draw: st.DrawFn) -> tuple[Platform, RankGroup]:
     return here, RankGroup(max(ranks, 1), min(near, max(ranks, 1)))
 
 
-@settings(max_examples=400, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES, SIZES)
 def test_more_bytes_never_take_less_time(place: tuple[Platform, RankGroup], op: str, one: float, other: float) -> None:
     here, group = place
@@ -42,7 +41,6 @@ def test_more_bytes_never_take_less_time(place: tuple[Platform, RankGroup], op: 
     assert (less > 0) == (group.ranks > 1) and math.isfinite(more)
 
 
-@settings(max_examples=200, deadline=None)
 @given(places(), st.sampled_from(OPS))
 def test_there_is_no_jump(place: tuple[Platform, RankGroup], op: str) -> None:
     here, group = place
@@ -53,7 +51,6 @@ def test_there_is_no_jump(place: tuple[Platform, RankGroup], op: str) -> None:
     assert np.all(np.abs(np.log(beside / near)) < 1e-5)
 
 
-@settings(max_examples=300, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES)
 def test_no_link_carries_more_than_it_can(place: tuple[Platform, RankGroup], op: str, nbytes: float) -> None:
     here, group = place
@@ -70,7 +67,6 @@ def test_no_link_carries_more_than_it_can(place: tuple[Platform, RankGroup], op:
         assert crossing / took <= max(k.bandwidth for k in here.links[1:]) * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None)
 @given(places(), st.sampled_from(OPS), SIZES, st.integers(0, 2), st.floats(1, 10), st.floats(0.1, 1))
 def test_a_better_link_is_never_slower(
     place: tuple[Platform, RankGroup], op: str, nbytes: float, tier: int, faster: float, nearer: float
@@ -86,7 +82,6 @@ def test_a_better_link_is_never_slower(
     assert changed.seconds(op, nbytes, group) <= model.seconds(op, nbytes, group) * (1 + 1e-9)
 
 
-@settings(max_examples=200, deadline=None)
 @given(PLATFORMS, st.sampled_from(OPS), SIZES, st.integers(1, 64), st.data())
 def test_more_nodes_are_never_faster(here: Platform, op: str, nbytes: float, nodes: int, data: st.DataObject) -> None:
     if op == "send_recv":  # between two ranks: a network card may well be quicker than one link of a mesh
@@ -100,7 +95,6 @@ def test_more_nodes_are_never_faster(here: Platform, op: str, nbytes: float, nod
     assert few <= many * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None)
 @given(PLATFORMS, st.sampled_from(OPS), SIZES, st.integers(2, 10_000), st.integers(2, 10_000))
 def test_more_ranks_are_never_faster(here: Platform, op: str, nbytes: float, one: int, other: int) -> None:
     """From 8 ranks to 10,000; an all-to-all at as many bytes to each peer. Fewer are as they were measured."""
@@ -116,7 +110,6 @@ def test_more_ranks_are_never_faster(here: Platform, op: str, nbytes: float, one
 LAW = CollectiveParameters({ANY: shipped_parameters().laws[ANY]}, Corrections())
 
 
-@settings(max_examples=300, deadline=None)
 @given(PLATFORMS, st.sampled_from(OPS), SIZES, st.integers(2, 10_000), st.integers(2, 10_000))
 def test_the_law_alone_rises_with_ranks(here: Platform, op: str, nbytes: float, one: int, other: int) -> None:
     """From two ranks on, for any platform, where neither tuner nor measurement comes between; cubes and meshes have
@@ -231,7 +224,6 @@ def test_groups_pack_and_are_checked() -> None:
         Collectives.of(here).seconds("gather", 1.0, RankGroup(2, 2))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from([(8, 8), (16, 8), (6, 3), (4, 1)]), st.floats(1, 1e9), st.data())
 def test_uneven_all_to_alls(sizes: tuple[int, int], each: float, data: st.DataObject) -> None:
     group, n = RankGroup(*sizes), sizes[0]

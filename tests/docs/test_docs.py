@@ -114,6 +114,9 @@ SLOW = {
     "presage study hot-rack examples/jobs/llama3.1-405b.toml --rack 64 --uplink 2 --draws 2000",
     "presage shard demo --ranks 4 -v",
     "presage shard demo --ranks 4",
+    "presage shard examples/dlrm/mlperf_dcnv2.toml --ranks 16 --objective step",
+    "presage plan examples/jobs/llama3.1-405b.toml --gpus 16384 --keep micro_batch=1 --top 5 -v",
+    "presage accuracy rl docs/published_rl.csv",
     "presage whatif examples/gpt.py:build --arg batch=1 --arg layers=4 --suggest",
 }
 # What a page's Python takes for granted.

@@ -68,6 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     return {str(f.relative_to(folder)): Reader(f.read_text()) for f in folder.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_page_is_on_the_site(site: dict[str, Reader]) -> None:
     assert {f"{p.stem}.html" for p in DOCS.glob("*.md")} <= set(site)
     assert {f"notebooks/{p.stem}.html" for p in DOCS.glob("notebooks/*.ipynb")} <= set(site)
@@ -86,12 +87,14 @@ def test_pictures_of_the_gallery_are_small_and_shown() -> None:
     assert max(p.stat().st_size for p in pictures) < 150_000
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site: dict[str, Reader]) -> None:
     assert sum(len(page.loads) for page in site.values()) > len(site)
     found = {(name, url) for name, page in site.items() for url in page.loads if re.match(r"(?:\w+:)?//", url)}
     assert found == set()
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(site: dict[str, Reader]) -> None:
     dead = []
     for name, page in site.items():

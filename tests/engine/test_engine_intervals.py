@@ -31,7 +31,7 @@ def is_tidy(a: Intervals) -> bool:
     return bool((a[:, 1] > a[:, 0]).all() and (a[1:, 0] > a[:-1, 1]).all())
 
 
-@law(300)
+@law()
 @given(SPANS, SPANS)
 def test_sets_of_time(a: Spans, b: Spans) -> None:
     one, two = joined(a), joined(b)

@@ -44,7 +44,7 @@ def finish(sketch: Sketch) -> float:
 # --- the engine equals the definitions
 
 
-@law(300)
+@law()
 @given(sketches())
 def test_equals_the_reference(sketch: Sketch) -> None:
     built, expected = build(sketch), reference.times(sketch)
@@ -56,7 +56,7 @@ def test_equals_the_reference(sketch: Sketch) -> None:
     assert run.finish == expected.finish
 
 
-@law(150)
+@law()
 @given(sketches(exact=False))
 def test_equals_the_reference_off_the_grid(sketch: Sketch) -> None:
     built, expected = build(sketch), reference.times(sketch)
@@ -140,7 +140,7 @@ def test_waits_are_never_negative_and_someone_is_last(sketch: Sketch) -> None:
             assert wait[job] == 0.0
 
 
-@law(200)
+@law()
 @given(with_job(), on_grid(0, 60))
 def test_a_slip_beyond_the_slack_and_only_that_moves_the_finish(chosen: tuple[Sketch, int], slip: float) -> None:
     sketch, job = chosen
@@ -150,7 +150,7 @@ def test_a_slip_beyond_the_slack_and_only_that_moves_the_finish(chosen: tuple[Sk
     assert finish(late) == run.finish + max(0.0, slip - run.slack[task])
 
 
-@law(200)
+@law()
 @given(sketches(least=1))
 def test_the_critical_path_is_a_chain_that_sets_the_finish(sketch: Sketch) -> None:
     built = build(sketch)
@@ -244,7 +244,7 @@ def single(built: Built, d: Durations, j: int) -> Timeline:
     return simulate(built.program, np.where(d.row < 0, d.base, d.draws[d.row, j]))
 
 
-@law(200)
+@law()
 @given(noisy())
 def test_many_draws_equal_as_many_single_runs(case: tuple[Built, Durations]) -> None:
     built, d = case
@@ -259,7 +259,7 @@ def test_many_draws_equal_as_many_single_runs(case: tuple[Built, Durations]) -> 
         assert (run.draw(j).critical_path == alone.critical_path).all()
 
 
-@law(200)
+@law()
 @given(noisy(), st.integers(1, 4), st.data())
 def test_finish_times_equal_the_timeline(case: tuple[Built, Durations], width: int, data: Any) -> None:
     built, d = case
@@ -347,7 +347,7 @@ def test_lane_use_counts_work_and_waits(sketch: Sketch) -> None:
         assert use.wait == sum(run.start[j] - run.ready[j] for j in here)
 
 
-@law(150)
+@law()
 @given(sketches(), st.integers(0, 2))
 def test_exposed_communication_equals_counting_cells(sketch: Sketch, rank: int) -> None:
     assert build(sketch).run().exposed_communication(rank) == reference.exposed(sketch, rank, GRID)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -42,7 +42,6 @@ def pieces(transfer: Floats, buckets: Floats, order: Floats, release: tuple[Floa
     return simulate(program, seconds.ravel())
 
 
-@settings(max_examples=200, deadline=None)
 @given(cases(), st.floats(0, 50))
 def test_transfers_of_outputs_are_those_of_the_engine(case: tuple[Floats, ...], finish: float) -> None:
     transfer, buckets, end, work = case
@@ -56,7 +55,6 @@ def test_transfers_of_outputs_are_those_of_the_engine(case: tuple[Floats, ...], 
     assert exposed_after(transfer, buckets, end, work, finish, True) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
 @given(cases())
 def test_transfers_of_inputs_are_those_of_the_engine(case: tuple[Floats, ...]) -> None:
     transfer, buckets, start, work = case

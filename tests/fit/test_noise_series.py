@@ -190,7 +190,7 @@ def test_means_of_records() -> None:
 
 def test_planted_numbers_lie_in_their_intervals() -> None:
     rng, hits = np.random.default_rng(11), []
-    for _ in range(40):
+    for _ in range(20):
         belief = fit(group_of(PLANTED, rng, runs=3, steps=300), SeriesPrior()).belief()
         for path, planted in (("common.correlation", 0.85), ("common.sd", 0.003), ("stalls.per_node_hour", 0.02)):
             i = belief.intervals[path]
@@ -236,10 +236,10 @@ def planted_groups(n: int, seed: int) -> list[list[StepLog]]:
 
 
 def test_predictions_of_planted_groups_are_calibrated() -> None:
-    """Two runs fitted, the third predicted, 80 times: quantiles hold as often as they say."""
+    """Two runs fitted, the third predicted, 40 times: quantiles hold as often as they say."""
     prior = learn([fit(g, SeriesPrior()) for g in planted_groups(20, 21)])
     below, inside, rng = [], [], np.random.default_rng(0)
-    for group in planted_groups(80, 22):
+    for group in planted_groups(40, 22):
         p = fit(group[:2], prior).predict_like(group[2], rng, 300)
         seen = group[2].seconds
         below.append([(seen <= p.quantile(q)).mean() for q in (0.5, 0.95)])
@@ -278,7 +278,7 @@ def test_two_close_runs_do_not_rule_an_odd_one_out() -> None:
 def test_evidence_of_levels_is_a_density() -> None:
     """Of one run among two, the other at 0: over all places its likelihood adds up to the same for all cells."""
     places = np.linspace(-0.3, 0.5, 4001)
-    total = np.sum([np.exp(evidence(np.array([0.0, p]))) for p in places[::8]], axis=0) * 8 * (places[1] - places[0])
+    total = np.sum([np.exp(evidence(np.array([0.0, p]))) for p in places[::16]], axis=0) * 16 * (places[1] - places[0])
     inner = (SDS > 2e-3) & (SDS < 2e-2)
     assert total[inner][..., SLOWER < 0.02] == pytest.approx(1, rel=0.1)
 

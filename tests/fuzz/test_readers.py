@@ -12,7 +12,7 @@ import pytest
 from fuzz.attempt import attempt, inputs
 from fuzz.readers import BY_NAME, READERS, Reader, with_torch
 
-INPUTS = 120  # of each reader; `make fuzz` tries many more
+INPUTS = 60  # of each reader; `make fuzz` tries many more
 
 
 def share(reader: Reader) -> int:

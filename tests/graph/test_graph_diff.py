@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -159,7 +159,6 @@ def test_a_long_list_is_cut() -> None:
     assert lines(found, most=3)[-1] == "... and 17 more kinds of change"
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.lists(st.sampled_from("abc"), max_size=12))
 def test_every_op_is_told_once(old: list[str], new: list[str]) -> None:
     found = diff(chain(*old), chain(*new))

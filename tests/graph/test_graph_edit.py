@@ -15,7 +15,7 @@ from presage.graph import builder as edit
 from presage.graph import work
 from presage.graph.graph import Event, Graph, Op, Ref, Storage, check, faults
 
-FUZZ = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FUZZ = settings(suppress_health_check=list(HealthCheck))
 
 
 def test_select_a_phase() -> None:

@@ -19,7 +19,7 @@ from presage.errors import InputError, PresageError
 from presage.graph import save
 from presage.graph.graph import Graph, Tensor
 
-FUZZ = settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FUZZ = settings(suppress_health_check=list(HealthCheck))
 SAMPLE = training_step()
 DATA = save.to_bytes(SAMPLE)
 INSIDE = msgspec.msgpack.encode(SAMPLE)

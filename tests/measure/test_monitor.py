@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 import presage
+from commands import shell
 from presage.errors import PresageError
 from presage.measure.comparison import LoopTiming, RankTiming, RunComparison, comparison_from_json
 from presage.measure.prediction import Prediction
 
-PRESAGE = str(Path(sys.executable).with_name("presage"))
 PREDICTED = Prediction({"p5": 0.018, "p50": 0.020, "p95": 0.022}, gpu_active=0.019, peak_memory=1000)
 
 
@@ -96,7 +94,7 @@ def test_what_is_written_is_read_again() -> None:
 def test_compare_names_the_cause(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(RunComparison(PREDICTED, loop(0.030, wait=0.010)).to_json()))
-    out = subprocess.run([PRESAGE, "compare", path], capture_output=True, text=True, check=True).stdout
+    out = shell("compare", path).stdout
     assert "30 ms/step measured, 20 ms predicted (+50.0%, outside the 90% interval)" in out
     assert "waiting for data (+10 ms)" in out
 
@@ -105,7 +103,7 @@ def test_compare_names_the_cause(tmp_path: Path) -> None:
 def test_compare_says_what_is_wrong_with_a_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
-    found = subprocess.run([PRESAGE, "compare", path], capture_output=True, text=True, check=False)
+    found = shell("compare", path)
     assert found.returncode == 2 and "presage.watch" in found.stderr and "Traceback" not in found.stderr
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.memory.allocator import KIB, MIB, Allocator, MemoryBlock, rounded, segment_size
@@ -140,7 +140,6 @@ def _pairs(choices: list[int]) -> list[tuple[int, int]]:
     return out
 
 
-@settings(deadline=None, max_examples=150)
 @given(EVENTS)
 def test_allocated_never_exceeds_reserved(choices: list[int]) -> None:
     state, levels = replay(_pairs(choices))
@@ -149,13 +148,11 @@ def test_allocated_never_exceeds_reserved(choices: list[int]) -> None:
     assert state.reserved == sum(size for _, size in state.segments)
 
 
-@settings(deadline=None, max_examples=100)
 @given(EVENTS)
 def test_same_events_same_answer(choices: list[int]) -> None:
     assert replay(_pairs(choices))[1] == replay(_pairs(choices))[1]
 
 
-@settings(deadline=None, max_examples=100)
 @given(EVENTS)
 def test_freeing_all_leaves_whole_segments(choices: list[int]) -> None:
     events = _pairs(choices)
@@ -205,7 +202,6 @@ class Reference:
         return sum(b[2] for b in self.blocks if not b[4])
 
 
-@settings(deadline=None, max_examples=150)
 @given(EVENTS)
 def test_as_the_slow_reference_does(choices: list[int]) -> None:
     fast, slow = Allocator(), Reference()

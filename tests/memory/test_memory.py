@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.costs.families.conv import Conv
@@ -126,7 +126,6 @@ def test_an_empty_step() -> None:
     assert p.fragmentation == 0
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 40 * MIB), st.integers(0, 9), st.integers(0, 9)), max_size=25))
 def test_holdings_add_up_to_the_peak(pieces: list[tuple[int, int, int]]) -> None:
     events = [(min(a, b), i, True) for i, (_, a, b) in enumerate(pieces)]
@@ -158,7 +157,6 @@ def test_reduction_buffers_as_seen(shape: tuple[int, ...], dims: tuple[int, ...]
     assert buffers(shape, strides(shape), dims) == seen
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=4), st.data())
 def test_short_reductions_need_no_buffers(shape: list[int], data: st.DataObject) -> None:
     dims = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import InputError, PresageError
@@ -104,7 +104,6 @@ def plain(value: object) -> object:
         return repr(value)
 
 
-@settings(max_examples=150, deadline=None)
 @given(beliefs())
 def test_what_is_written_is_read_again(belief: Belief) -> None:
     again = parse_noise(tomllib.loads(format_noise(belief)))
@@ -211,7 +210,6 @@ def test_what_the_later_belief_says_goes_over_the_first() -> None:
     assert join_beliefs(Belief(NoiseModel()), first).noise == first.noise
 
 
-@settings(max_examples=50, deadline=None)
 @given(beliefs())
 def test_rounding_changes_no_number_by_much_and_says_the_same(belief: Belief) -> None:
     short = round_belief(belief)

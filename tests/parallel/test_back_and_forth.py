@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.configs.check import problems
@@ -94,7 +94,6 @@ def cases(draw: Any) -> dict[str, Any]:
             "overlap": draw(st.booleans())}  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
 @given(cases())
 def test_a_folded_step_equals_the_unfolded_one(case: dict[str, Any]) -> None:
     found, line = run_pipeline(**case), unfolded(**case)

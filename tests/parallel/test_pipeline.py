@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.engine import simulate
@@ -39,13 +39,11 @@ def finish(
 # ---- by hand ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(1, 20), st.sampled_from(["1f1b", "gpipe"]))
 def test_equal_stages_take_microbatches_plus_stages_less_one(stages: int, microbatches: int, schedule: str) -> None:
     assert finish(schedule, stages, microbatches) == pytest.approx((microbatches + stages - 1) * 3.0)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(2, 4))
 def test_interleaving_shrinks_the_bubble_by_the_chunks(stages: int, rounds: int, chunks: int) -> None:
     microbatches = rounds * stages

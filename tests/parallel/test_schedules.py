@@ -123,7 +123,6 @@ def test_what_does_not_fit_is_named() -> None:
 # ---- times known by hand ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3000), st.sampled_from(["1f1b", "gpipe"]), st.booleans())
 def test_equal_stages(stages: int, microbatches: int, kind: str, beside: bool) -> None:
     found = run_pipeline(Schedule.of(kind, stages, microbatches), 1.0, 2.0, overlap=beside)
@@ -131,7 +130,6 @@ def test_equal_stages(stages: int, microbatches: int, kind: str, beside: bool) -
     assert found.bubble == pytest.approx(np.full(stages, (stages - 1) * 3.0), abs=1e-8)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(1, 300), st.integers(2, 5))
 def test_interleaving_shrinks_the_bubble_by_the_chunks(stages: int, rounds: int, chunks: int) -> None:
     schedule = Schedule.of("interleaved", stages, rounds * stages, chunks)
@@ -139,7 +137,6 @@ def test_interleaving_shrinks_the_bubble_by_the_chunks(stages: int, rounds: int,
     assert found.bubble == pytest.approx(np.full(stages, (stages - 1) * 3.0 / chunks), abs=1e-8)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(0, 300))
 def test_zero_bubble(stages: int, more: int) -> None:
     """The paper's ZB-H1: (stages - 1)(F + B - W), with as much held at once as the first stage of 1F1B holds."""
@@ -149,7 +146,6 @@ def test_zero_bubble(stages: int, more: int) -> None:
     assert schedule.in_flight.tolist() == [stages] * stages
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(2, 200), st.integers(0, 2**32))
 def test_zero_bubble_is_shorter_than_1f1b(stages: int, microbatches: int, seed: int) -> None:
     """Stages within a tenth of each other: a stage much slower than the one behind it may be left with its weights."""
@@ -213,7 +209,6 @@ def slowly(schedule: Schedule, f: Any, b: Any, w: Any, send: Any) -> dict[tuple[
     return ends
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(stages=4, microbatches=9, virtual=3))
 def test_small_cases_equal_a_plain_recursion(case: dict[str, Any]) -> None:
     schedule, w = case["schedule"], case["weight"] if case["weight"] is not None else 0 * case["forward"]
@@ -272,7 +267,6 @@ def met(lanes: list[list[tuple[str, int]]], f: Any, b: Any, send: Any) -> float:
     return max(now)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 2**32), st.sampled_from(["1f1b", "gpipe"]))
 def test_stages_that_meet_to_send(stages: int, microbatches: int, seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
@@ -305,13 +299,12 @@ def agrees(case: dict[str, Any]) -> None:
     assert found.first_forward == pytest.approx(begun, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases(stages=8, microbatches=160, virtual=4))
 def test_folded_steps_equal_the_engine(case: dict[str, Any]) -> None:
     agrees(case)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cases(stages=5, microbatches=1, virtual=2), st.integers(500, 1500))
 def test_folded_steps_of_many_microbatches_equal_the_engine(case: dict[str, Any], microbatches: int) -> None:
     was = case["schedule"]
@@ -333,7 +326,6 @@ def test_steps_are_folded() -> None:
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(cases(), st.data())
 def test_adding_work_never_shortens_a_step(case: dict[str, Any], data: Any) -> None:
     before, schedule = run_pipeline(**case), case["schedule"]
@@ -349,7 +341,6 @@ def test_adding_work_never_shortens_a_step(case: dict[str, Any], data: Any) -> N
         assert run_pipeline(**{**case, "schedule": longer}).total >= before.total * (1 - 1e-12)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_waits_are_never_negative(case: dict[str, Any]) -> None:
     found = run_pipeline(**case)
@@ -357,7 +348,6 @@ def test_waits_are_never_negative(case: dict[str, Any]) -> None:
     assert (found.first_forward >= 0).all() and found.last_backward.max() == found.total
 
 
-@settings(deadline=None)
 @given(cases(stages=4, microbatches=20), st.integers(0, 2**32))
 def test_draws_through_the_program_equal_single_runs(case: dict[str, Any], seed: int) -> None:
     names = ("forward", "backward") + ("weight",) * (case["weight"] is not None)
@@ -381,7 +371,6 @@ def test_activations_in_flight() -> None:
     assert Schedule.of("interleaved", 4, 64, 2).in_flight.tolist() == [11, 9, 7, 5]
 
 
-@settings(deadline=None)
 @given(cases(stages=5, microbatches=120), st.integers(0, 2**32))
 def test_most_held_equals_a_count_over_the_whole_order(case: dict[str, Any], seed: int) -> None:
     schedule = case["schedule"]

@@ -304,7 +304,12 @@ def t5(ranks: int) -> dict[str, int]:
     [
         ("Llama", decoder(1, 4), decoder(2, 2)),
         ("Gemma", decoder(1, 1), decoder(2, 1)),  # one head of keys and values: every rank has it
-        ("Mixtral", {**decoder(1, 4), "dtype": torch.bfloat16}, {**decoder(2, 2), "dtype": torch.bfloat16}),
+        pytest.param(
+            "Mixtral",
+            {**decoder(1, 4), "dtype": torch.bfloat16},
+            {**decoder(2, 2), "dtype": torch.bfloat16},
+            marks=pytest.mark.slow,
+        ),
         ("T5", t5(1), t5(2)),  # biases by head, shared by layers; keys and values of the encoder
     ],
 )
@@ -383,7 +388,7 @@ def test_an_op_without_a_rule_leaves_its_pair_whole_and_is_named():
 # ---- speed
 
 
-def test_five_thousand_ops_in_half_a_second():
-    whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 36})
-    assert len(whole.ops) > 5_000
-    assert quickest(lambda: tensor_parallel(whole, 8)) < 0.75  # for a busy machine
+def test_two_thousand_ops_in_a_fifth_of_a_second():
+    whole = capture(load(f"{ROOT}/examples/gpt.py:build"), {"layers": 15})
+    assert len(whole.ops) > 2_000
+    assert quickest(lambda: tensor_parallel(whole, 8)) < 0.3  # for a busy machine

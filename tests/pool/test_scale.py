@@ -120,7 +120,10 @@ def fails(_: int) -> int:
     raise InputError("plans.csv", "this plan cannot be priced", "tp")
 
 
-@pytest.mark.parametrize("name", ["plan", "job", "run", "accuracy"])
+TRIED = ["plan", "run", *(pytest.param(name, marks=pytest.mark.slow) for name in ("job", "accuracy"))]
+
+
+@pytest.mark.parametrize("name", TRIED)
 def test_processes_say_what_one_says(name: str, serial: Callable[[str], str]) -> None:
     assert told(name, "--workers", "2") == serial(name)
 
@@ -210,7 +213,7 @@ def at_work(under: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("name", ["plan", "job", "run", "accuracy"])
+@pytest.mark.parametrize("name", TRIED)
 def test_a_cluster_says_what_one_process_says_though_a_worker_is_killed(
     name: str, serial: Callable[[str], str]
 ) -> None:

@@ -23,7 +23,7 @@ from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.efficiency import efficiency_without
 from presage.prediction.jobs.job_step import job_step
 from presage_validation.public_table import read_table, run_seconds
-from presage_validation.runs import COLUMNS, job_of_run
+from presage_validation.run_jobs import COLUMNS, job_of_run
 
 SPARSE = Job(
     preset("qwen3-30b-a3b"), platform("p5"), 64, 4096, 1, 256,

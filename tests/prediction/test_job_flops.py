@@ -18,7 +18,7 @@ from presage.hardware import gpu, platform
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_flops import DEFAULT, job_flops, layer_flops, peak_of
 from presage.prediction.jobs.transformer_layer import layer_graph
-from presage_validation.runs import job_of_run
+from presage_validation.run_jobs import job_of_run
 
 GPT = Transformer(6144, 40, 48, 51200, 4 * 6144, 48, 128, activation="gelu", norm="layernorm", bias=True, tied=True)
 

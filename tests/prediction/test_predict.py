@@ -69,7 +69,7 @@ def test_more_steps_change_nothing_once_the_queue_has_filled() -> None:
 durations = st.lists(st.floats(0.0, 400.0), min_size=24, max_size=24)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(durations)
 def test_halving_kernel_times_cannot_lengthen_a_step(us: list[float]) -> None:
     graph = training_step(4)
@@ -78,7 +78,7 @@ def test_halving_kernel_times_cannot_lengthen_a_step(us: list[float]) -> None:
     assert half <= whole * (1 + 1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(durations, st.integers(0, 15), st.sampled_from(["mm", "relu", "nobody_knows"]), st.booleans(), st.booleans())
 def test_adding_an_op_never_shortens_a_step(us: list[float], at: int, name: str, launches: bool, sync: bool) -> None:
     graph = training_step(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commands import runner
@@ -53,7 +53,6 @@ def step_ms(found: RankSet) -> float:
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.data())
-@settings(deadline=None, max_examples=60)
 def test_ranks_meet_in_the_dimension_they_differ_in(a: int, b: int, c: int, data: st.DataObject) -> None:
     layout = RankLayout((("tp", a), ("pp", b), ("dp", c)))
     rank = data.draw(st.integers(0, layout.ranks - 1))

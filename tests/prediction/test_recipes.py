@@ -121,6 +121,20 @@ def test_hybrids_have_time_memory_and_flops(name: str) -> None:
     assert any("none was measured" in note for note in predict_job(job).notes)
 
 
+def test_experts_of_a_latent_width_are_sent_and_hold_less() -> None:
+    """Tokens are made narrow before the dispatch and wide after the combine; weights, FLOPs, bytes follow."""
+    narrow = made("nemotron-3-super", gpus=64, ep=64, zero=1)
+    assert narrow.model.experts is not None
+    whole = replace(narrow, model=replace(narrow.model, experts=replace(narrow.model.experts, latent=0)))
+    graphs = [layer_graph(j, 1) for j in (narrow, whole)]
+    names = [{o.module for o in g.graph.ops} for g in graphs]
+    assert {"moe_narrow", "moe_wide"} <= names[0] and not {"moe_narrow", "moe_wide"} & names[1]
+    assert narrow.model.expert_parameters(1) * 4 == whole.model.expert_parameters(1)
+    assert job_flops(narrow).model / narrow.tokens == pytest.approx(6 * narrow.model.active_parameters, rel=0.25)
+    assert job_step(narrow).parts["ep"] < 0.5 * job_step(whole).parts["ep"]
+    assert job_memory(narrow).worst.weights < 0.7 * job_memory(whole).worst.weights
+
+
 def test_a_long_sequence_costs_a_hybrid_less_than_attention() -> None:
     def growth(name: str) -> float:
         short, long = (job_step(made(name, {"sequence": n})).seconds / n for n in (4096, 65_536))

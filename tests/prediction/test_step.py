@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from presage.configs.check import problems
@@ -19,7 +19,8 @@ from presage.parallel.plan import Axis, ParallelPlan
 from presage.parallel.schedules import SCHEDULES
 from presage.prediction.jobs.block_cost import BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
-from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock, step_lower_bound
+from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock
+from presage.prediction.jobs.plan_bounds import step_lower_bound
 from presage.prediction.jobs.plan_cache import clear_plan_cache
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
@@ -73,7 +74,6 @@ def full_clock(s: JobStep) -> float:
 
 
 @given(jobs())
-@settings(max_examples=100, deadline=None)
 def test_parts_add_up_and_are_there(job: Job) -> None:
     s = job_step(job)
     assert sum(s.parts.values()) == pytest.approx(s.seconds, rel=1e-9)
@@ -119,7 +119,6 @@ def node(model: Transformer = DENSE, network: float = 400.0) -> Job:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_more_microbatches_take_longer(job: Job) -> None:
     before, after = times(job, global_batch=2 * job.global_batch)
     assert after > before
@@ -127,7 +126,6 @@ def test_more_microbatches_take_longer(job: Job) -> None:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_more_layers_take_longer(job: Job) -> None:
     """Beside a longer pass gradients may be cut into one bucket more and be sent sooner; all else takes longer."""
     slots = job.parallel.pp * job.parallel.virtual
@@ -139,14 +137,12 @@ def test_more_layers_take_longer(job: Job) -> None:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_longer_sequences_take_longer(job: Job) -> None:
     before, after = times(job, sequence=2 * job.sequence)
     assert after > before * (1 - STEPS)
 
 
 @given(jobs(), st.sampled_from(("selective", "full")))
-@settings(max_examples=40, deadline=None)
 def test_recomputation_takes_longer_where_the_gpu_sets_the_pace(job: Job, mode: str) -> None:
     job = replace(job, framework=replace(job.framework, host="graph"))
     before, after = (job_step(replace(job, recompute=Recompute(m))) for m in ("none", mode))
@@ -155,7 +151,6 @@ def test_recomputation_takes_longer_where_the_gpu_sets_the_pace(job: Job, mode: 
 
 
 @given(jobs(schedules=("1f1b", "interleaved", "gpipe")), st.floats(1.01, 1.5))
-@settings(max_examples=40, deadline=None)
 def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
     """At any one clock; and a higher clock gives back no more than it is higher: the power limit's clock is found as if
     slower products always lengthened the step, and where the host hides them other kernels gain a little by that.
@@ -175,7 +170,6 @@ def test_slower_products_never_shorten_a_step(job: Job, factor: float) -> None:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_more_tensor_parallelism_never_adds_compute(job: Job) -> None:
     p = job.parallel
     assume(p.pp == 1)  # parts are those of the busiest stage, which may be another
@@ -191,7 +185,6 @@ def slower(platform: Platform, times: float) -> Platform:
 
 
 @given(jobs(), st.sampled_from((1.5, 4.0)))
-@settings(max_examples=40, deadline=None)
 def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
     before, after = job_step(job), job_step(replace(job, platform=slower(job.platform, times)))
     assert after.seconds >= before.seconds * (1 - 1e-9)
@@ -201,7 +194,6 @@ def test_a_slower_network_never_shortens_a_step(job: Job, times: float) -> None:
 
 
 @given(jobs())
-@settings(max_examples=60, deadline=None)
 def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
     """Beside a transfer compute has fewer multiprocessors, and a warmer GPU; else nothing is lost. An overlapped
     exchange of experts costs the host time, too."""
@@ -212,7 +204,6 @@ def test_overlap_costs_at_most_what_transfers_hold(job: Job) -> None:
 
 
 @given(jobs(schedules=("1f1b",)))
-@settings(max_examples=40, deadline=None)
 def test_zero_bubble_is_no_slower_where_stages_are_equal(job: Job) -> None:
     p = job.parallel
     assume(p.pp > 1 and not job.model.predicted)
@@ -223,7 +214,6 @@ def test_zero_bubble_is_no_slower_where_stages_are_equal(job: Job) -> None:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_sharded_weights_are_sent(job: Job) -> None:
     holders = max(job.dp * job.parallel.cp, job.expert_dp if job.model.experts else 1)
     s = job_step(replace(job, overlap=NONE))
@@ -267,7 +257,6 @@ def test_stages_send_a_part_from_each_rank_and_gather_it_where_it_is_not_split(s
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_one_gpu_talks_to_nobody(job: Job) -> None:
     batch = job.micro_batch * job.microbatches
     alone = replace(
@@ -279,7 +268,6 @@ def test_one_gpu_talks_to_nobody(job: Job) -> None:
 
 
 @given(jobs())
-@settings(max_examples=40, deadline=None)
 def test_twice_the_replicas_with_twice_the_batch_take_as_long_and_a_little_longer(job: Job) -> None:
     """From a node for each stage on: within one, switches that add and meshes make more GPUs quicker."""
     more = max(1, 8 * job.parallel.pp // job.gpus)

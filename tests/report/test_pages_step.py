@@ -65,8 +65,12 @@ def test_kinds_of_memory_add_up_to_what_is_allocated(gpt: Graph) -> None:
     assert at_peak == told.by_role()
 
 
-def test_a_prediction_s_page_says_what_it_found(predicted: StepResult) -> None:
-    page = predict_answer(predicted, page=True)
+@pytest.fixture(scope="module")
+def page(predicted: StepResult) -> Answer:
+    return predict_answer(predicted, page=True)
+
+
+def test_a_prediction_s_page_says_what_it_found(predicted: StepResult, page: Answer) -> None:
     assert page.headline.startswith(step_text(predicted.step))
     assert page.headline.endswith(".") and ". " not in page.headline  # one sentence
     assert page.verdict.startswith("Fits in memory")
@@ -82,14 +86,14 @@ def test_a_prediction_s_page_says_what_it_found(predicted: StepResult) -> None:
     assert section(page, "uncertainty").tables[0].rows
 
 
-def test_every_chart_has_its_numbers(predicted: StepResult) -> None:
-    for part in predict_answer(predicted, page=True).sections:
+def test_every_chart_has_its_numbers(page: Answer) -> None:
+    for part in page.sections:
         assert part.tables and all(t.rows for t in part.tables), part.title
         assert part.text, part.title
 
 
-def test_the_roofline_has_every_op_that_moves_something(predicted: StepResult) -> None:
-    figure = section(predict_answer(predicted, page=True), "roofline").figure
+def test_the_roofline_has_every_op_that_moves_something(predicted: StepResult, page: Answer) -> None:
+    figure = section(page, "roofline").figure
     dots = [t for t in figure.data if t.mode == "markers"]  # type: ignore[union-attr]
     assert sum(len(t.x) for t in dots) == sum(1 for w in predicted.roofline if w.moved)
     assert sum(w.seconds for w in predicted.roofline) == pytest.approx(predicted.gpu_active)

@@ -37,8 +37,8 @@ def simple(
     return TrainingRun(steps, gpus, StepTimes(5.0), kind, CheckpointPlan(save))
 
 
-@pytest.mark.parametrize("rate", [2.34e-3, 3.79e-3, 6.5e-3])
-@pytest.mark.parametrize("save", [10.0, 60.0, 300.0])
+@pytest.mark.parametrize("rate", [2.34e-3, 6.5e-3])
+@pytest.mark.parametrize("save", [10.0, 300.0])
 @pytest.mark.parametrize(("detect", "restart"), [(0.0, 300.0), (600.0, 900.0)])
 def test_formula_and_draws_agree_on_65536_gpus(rate: float, save: float, detect: float, restart: float) -> None:
     run = simple(rate, save, detect, restart, steps=100_000)
@@ -86,7 +86,7 @@ def test_draws_are_as_a_run_told_event_by_event(spares: int | None, delay: float
     kind = Reliability("x", classes, restart=ByScale(((1.0, 120.0),)), repair=Repair(60_000.0))
     run = TrainingRun(300, 80, StepTimes(50.0), kind, CheckpointPlan(20.0, delay, every=4), spares)
     rng = np.random.default_rng(2)
-    hand = np.array([by_hand(run, rng) for _ in range(3000)])
+    hand = np.array([by_hand(run, rng) for _ in range(1500)])
     drawn = simulate(run, 20_000)
     for one, many in ((hand[:, 0], drawn.wall), (hand[:, 1], drawn.failures)):
         error = 4 * one.std() / len(one) ** 0.5

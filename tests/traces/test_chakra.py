@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chakra_bytes import META, attr, chakra, field, node, sized, varint
@@ -128,7 +128,6 @@ def test_every_type_of_attribute_is_read(tmp_path: Path, number: int) -> None:
     assert graph.nodes[0].attrs == {"x": value}
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, (1 << 64) - 1), st.text(max_size=9)), min_size=1, unique_by=lambda n: n[0]))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, written: list[tuple[int, str]]) -> None:
     ids = sorted(i for i, _ in written)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.errors import InputError
@@ -192,7 +192,6 @@ def dags(draw: st.DrawFn) -> list[ExecutionNode]:
     return draw(st.permutations(nodes))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(dags())
 def test_the_order_respects_every_dependency_and_is_the_same_for_any_file_order(nodes: list[ExecutionNode]) -> None:
     order = topological_order(graph(*nodes))
@@ -203,7 +202,6 @@ def test_the_order_respects_every_dependency_and_is_the_same_for_any_file_order(
     assert topological_order(graph(*reversed(nodes))) == order
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 8), st.integers(0, 5))
 def test_a_cycle_is_named(length: int, others: int) -> None:
     ring = [ExecutionNode(i, "op", data_deps=((i + 1) % length,)) for i in range(length)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from presage.traces import kineto
@@ -334,7 +334,6 @@ def nested(draw: st.DrawFn) -> list[Event]:
     return [op("first", 0, 1), *fill(1, 400, 4, MAIN), *fill(50, 300, 2, BACK)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(events=nested())
 def test_laws_on_random_traces(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
     path = tmp_path_factory.getbasetemp() / "random.json"

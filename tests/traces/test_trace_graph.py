@@ -288,7 +288,11 @@ def test_gpu_time_and_memory_from_a_trace_are_as_measured(shared: Path, case: st
 
 @pytest.mark.parametrize(
     ("name", "ranks", "collectives"),
-    [("megatron_tp8_a100", 8, 84), ("dlrm_8xv100/et_[0-7].json.gz", 8, 8), ("resnet_ddp2_et", 2, 7)],
+    [
+        pytest.param("megatron_tp8_a100", 8, 84, marks=pytest.mark.slow),
+        ("dlrm_8xv100/et_[0-7].json.gz", 8, 8),
+        ("resnet_ddp2_et", 2, 7),
+    ],
 )
 def test_ranks_of_public_traces_match_all_their_collectives(
     shared: Path, name: str, ranks: int, collectives: int

@@ -122,7 +122,6 @@ def test_recommendation_jobs_are_turned_down_at_the_start(tmp_path: Path) -> Non
         first_plan(path)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=400), st.text(max_size=400), st.text(alphabet=string.printable, max_size=12))
 def test_links_carry_any_text(a: str, b: str, tokens: str) -> None:
     a, b = (t.encode("utf-8", "ignore").decode() for t in (a, b))
@@ -130,7 +129,6 @@ def test_links_carry_any_text(a: str, b: str, tokens: str) -> None:
     assert read_link(make_link(shared)) == shared
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet=string.printable, max_size=60))
 def test_any_fragment_is_read_or_refused(fragment: str) -> None:
     try:
@@ -148,7 +146,7 @@ def test_links_that_are_bombs_or_cut_off() -> None:
         read_link("#a=" + "x" * LONGEST_LINK)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["llama3-8b", "mixtral-8x7b", "gpt3-175b", "deepseek-v3"]), st.sampled_from([8, 64, 96, 1024]),
     st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 5, 16]), st.sampled_from([1, 2, 4]),

@@ -46,6 +46,7 @@ def scored(shared: Path):  # type: ignore[no-untyped-def]
     return score_collectives(shared / "runs/nccl_busbw.csv")
 
 
+@pytest.mark.slow
 def test_sizes_left_out_are_within_the_bars(scored) -> None:  # type: ignore[no-untyped-def]
     found = scored.metrics()
     assert not scored.skipped and found["time"].n == 691
@@ -56,14 +57,16 @@ def test_sizes_left_out_are_within_the_bars(scored) -> None:  # type: ignore[no-
             assert scored.metrics(f"{gpu} {op}")["time"].median < 0.05
 
 
+@pytest.mark.slow
 def test_gpus_left_out(scored) -> None:  # type: ignore[no-untyped-def]
     missed = {
         g: scored.metrics(g)["gpu_left_out"].mape for g in ("h200_sxm", "h100_sxm", "b200_sxm", "gb200", "a100_sxm")
     }
     assert missed["h200_sxm"] < 0.07 and missed["h100_sxm"] < 0.07  # the bar is 20%
-    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.23
+    assert missed["b200_sxm"] < 0.10 and missed["gb200"] < 0.10 and missed["a100_sxm"] < 0.10
 
 
+@pytest.mark.slow
 def test_groups_of_ranks_left_out(scored) -> None:  # type: ignore[no-untyped-def]
     """The bar within a node is 10%."""
     groups = {r.group for r in scored.rows if r.metric == "ranks_left_out"}
@@ -71,12 +74,14 @@ def test_groups_of_ranks_left_out(scored) -> None:  # type: ignore[no-untyped-de
     assert all(scored.metrics(g)["ranks_left_out"].mape < 0.09 for g in groups)
 
 
+@pytest.mark.slow
 def test_links_left_out(scored) -> None:  # type: ignore[no-untyped-def]
-    """A generation of links that nothing was measured on: far below the bar of 10%, as the docs say."""
-    missed = [scored.metrics(f)["links_left_out"].mape for f in ("nvlink3", "nvlink4", "nvlink5")]
-    assert all(0.1 < m < 0.4 for m in missed)
+    """A generation of links that nothing was measured on: the bar is 10%, which A100s keep and others miss by far."""
+    missed = {f: scored.metrics(f)["links_left_out"].mape for f in ("nvlink3", "nvlink4", "nvlink5")}
+    assert missed["nvlink3"] < 0.10 and missed["nvlink4"] < 0.36 and missed["nvlink5"] < 0.28
 
 
+@pytest.mark.slow
 def test_nodes_left_out(scored) -> None:  # type: ignore[no-untyped-def]
     """p4de's two nodes from a fit within nodes: the bar is 20%."""
     assert scored.metrics()["nodes_left_out"].n == 29 and scored.metrics()["nodes_left_out"].mape < 0.09
@@ -114,6 +119,7 @@ def test_a_table_may_name_its_network(tmp_path: Path) -> None:
     assert slow.links[-1].bandwidth == fast.links[-1].bandwidth / 8
 
 
+@pytest.mark.slow
 def test_as_shipped(scored) -> None:  # type: ignore[no-untyped-def]
     found = scored.metrics()
     assert found["repeated"].mape < found["shipped"].mape < 0.035

@@ -26,6 +26,7 @@ def _some(shared: Path, path: Path, gpus: tuple[str, ...], ranks: str = "8") -> 
     return path
 
 
+@pytest.mark.slow
 def test_published_steps_are_within_the_bars(shared: Path) -> None:
     """Nothing is fitted on these rows; PCIe machines are a metric of their own."""
     found = score_dlrm(shared / "runs" / "public_runs.csv")

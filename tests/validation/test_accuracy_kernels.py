@@ -62,6 +62,7 @@ def test_no_scored_call_is_fitted(pack: Pack) -> None:
     assert not {keys[i] for i in data.sample[is_fitted]} & {keys[i] for i in data.sample[fifth | large]}
 
 
+@pytest.mark.slow
 def test_a_pack_is_scored_by_family_warm_and_cold_and_beside_its_law(pack: Pack) -> None:
     told: list[str] = []
     result = score_pack(pack, told.append, ("softmax", "random", "sort"))

@@ -260,6 +260,7 @@ def test_a_gpu_like_the_calibrated_one_streams_like_it() -> None:
 # ---- the claim
 
 
+@pytest.mark.slow
 def test_errors_stay_where_they_are(shared: Path) -> None:
     """Below NeuSight's own, each."""
     found = score_labels(shared / "kernels" / "neusight").metrics()

@@ -19,6 +19,7 @@ def scored():  # type: ignore[no-untyped-def]
     return score_post_training(PUBLISHED)
 
 
+@pytest.mark.slow
 def test_published_steps(scored) -> None:  # type: ignore[no-untyped-def]
     held = scored.metrics()["step (held)"]
     assert held.n == 50
@@ -30,6 +31,7 @@ def test_published_steps(scored) -> None:  # type: ignore[no-untyped-def]
     assert not scored.skipped
 
 
+@pytest.mark.slow
 def test_the_interval_holds_nine_tenths(scored) -> None:  # type: ignore[no-untyped-def]
     ratios = [r.measured / r.predicted for r in scored.rows if r.metric == "step (held)"]
     error = step_error()
@@ -37,6 +39,7 @@ def test_the_interval_holds_nine_tenths(scored) -> None:  # type: ignore[no-unty
     assert np.mean([error.low <= x <= error.high for x in ratios]) == pytest.approx(0.9, abs=0.05)
 
 
+@pytest.mark.slow
 def test_nothing_held_had_a_part_in_the_fit(scored) -> None:  # type: ignore[no-untyped-def]
     with PUBLISHED.open(newline="") as file:
         sources = {(r["use"], r["source"]) for r in csv.DictReader(file)}

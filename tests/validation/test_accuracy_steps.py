@@ -181,6 +181,7 @@ def test_no_data_meets_its_bar(mlperf: StepsResult) -> None:
     assert mlperf.zero.metrics()["zero_data_within_1.5pt"] >= 0.8
 
 
+@pytest.mark.slow
 def test_block_means_are_scored(shared: Path, tmp_path: Path) -> None:
     path = shared / "steps" / "mlperf_v5.0.json.gz"
     if not path.is_file():

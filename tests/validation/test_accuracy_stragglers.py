@@ -53,6 +53,7 @@ def of(result: StragglersResult, job: str) -> JobForecast:
     return next(j for j in result.jobs if j.job == job)
 
 
+@pytest.mark.slow
 def test_a_slow_worker_job_is_predicted(measured: StragglersResult) -> None:
     job = of(measured, "AR")
     for found in (job.ours, job.back):
@@ -63,6 +64,7 @@ def test_a_slow_worker_job_is_predicted(measured: StragglersResult) -> None:
     assert 0 < job.sure.monte_carlo < job.sure.training_steps < 0.005
 
 
+@pytest.mark.slow
 def test_a_slow_stage_job_is_predicted(measured: StragglersResult) -> None:
     job = of(measured, "ST")
     for found in (job.ours, job.back):
@@ -71,6 +73,7 @@ def test_a_slow_stage_job_is_predicted(measured: StragglersResult) -> None:
     assert job.ours.run_interval_90_coverage == 1.0
 
 
+@pytest.mark.slow
 def test_independent_draws_miss(measured: StragglersResult) -> None:
     slow = of(measured, "AR")
     assert slow.iid.p95_error == pytest.approx(-0.33, abs=0.03)
@@ -78,6 +81,7 @@ def test_independent_draws_miss(measured: StragglersResult) -> None:
     assert slow.iid.run_interval_90_coverage == 0.0
 
 
+@pytest.mark.slow
 def test_what_the_command_says(measured: StragglersResult) -> None:
     told = measured.to_json()
     json.dumps(told)

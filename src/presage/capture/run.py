@@ -162,11 +162,22 @@ def _resizing(recorder: Recorder) -> Callable[[Any, int], Any]:
     return run
 
 
+class _Heap:
+    """Whether others keep objects out of garbage collections: once seen, not asked again, since Python counts them one
+    by one, 0.1 s for six million."""
+
+    frozen_by_others = False
+    captures = 0  # that go on, one in another
+
+
 @contextmanager
 def _frozen_heap() -> Iterator[None]:
     """Keep what was loaded before the capture (torch itself, mostly) out of garbage collections during it, which are
     rare: every op leaves objects that stay to the end."""
-    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
+    if not _Heap.captures and not _Heap.frozen_by_others:
+        _Heap.frozen_by_others = gc.get_freeze_count() > 0
+    _Heap.captures += 1
+    threshold = gc.get_threshold()
     gc.freeze()
     if threshold[0]:
         gc.set_threshold(RARELY, *threshold[1:])
@@ -174,7 +185,8 @@ def _frozen_heap() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*threshold)
-        if not frozen:
+        _Heap.captures -= 1
+        if not _Heap.captures and not _Heap.frozen_by_others:
             gc.unfreeze()
 
 

@@ -139,7 +139,9 @@ def _json_value(value: Any) -> Any:
         return [_json_value(v) for v in value]
     if isinstance(value, str):
         return value if value.isascii() else value.encode(errors="backslashreplace").decode()
-    return None if isinstance(value, float) and value != value else value
+    if isinstance(value, float):  # NumPy's too, which are floats
+        return None if value != value else float(value)
+    return value
 
 
 def write_timeline(result: StepResult | JobResult, path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,90 +28,95 @@ from presage.cli.options import (
 from presage.cli.output import show_answer, status
 
 if TYPE_CHECKING:
-    from presage.studies import Study, StudySetup
+    from presage.studies import Study
 
 app = typer.Typer(
     help="Explore hardware that does not exist yet, and what noise, slow nodes and hot racks do.",
     no_args_is_help=True,
 )
 Draws = Annotated[int, option("--draws", "N", "Steps to draw per point.", min=100, max=1_000_000)]
+StudyCall = Callable[..., Any]  # the study of a job and a setup, and of a pool where the command has --workers
+POOL: dict[str, tuple[Any, Any]] = {"workers": (Workers, 1), "ray": (RayAddress, None)}
+COMMON: dict[str, tuple[Any, Any]] = {
+    "change": (Change, []), "noise": (NoiseFile, None), "draws": (Draws, 20_000), "seed": (Seed, 0),
+}  # fmt: skip
+OUTPUT: dict[str, tuple[Any, Any]] = {"plot": (Plot, None), "json": (Json, None)}
 
 
-@app.command("scale", cls=HelpCommand)
-@with_common_options
+def _command(name: str, pooled: bool = False) -> Callable[[Callable[..., StudyCall]], Callable[..., None]]:
+    """A command of the options that a function has, and of those that all studies have."""
+
+    def add(study: Callable[..., StudyCall]) -> Callable[..., None]:
+        own = inspect.signature(study, eval_str=True).parameters
+        every = {"job": (JobFile, inspect.Parameter.empty), **{n: (p.annotation, p.default) for n, p in own.items()}}
+        every |= ({} if "gpus" in own else {"gpus": (Gpus, None)}) | COMMON | (POOL if pooled else {}) | OUTPUT
+
+        @wraps(study)
+        def run(**values: Any) -> None:
+            from presage.pool import open_pool
+            from presage.studies import StudySetup
+
+            asked = study(**{n: values[n] for n in own})
+            setup = StudySetup(values["noise"], values["seed"], values["draws"])
+            with (
+                status("searching plans" if values.get("search") else "drawing steps"),
+                open_pool(**{n: values[n] for n in POOL} if pooled else {}) as pool,
+            ):
+                job = transformer_job(values["job"], None if "gpus" in own else values["gpus"], values["change"])
+                result = asked(job, setup, pool) if pooled else asked(job, setup)
+            _show(result, values["plot"], values["json"])
+
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d, annotation=k)
+                for n, (k, d) in every.items()
+            ]
+        )
+        app.command(name, cls=HelpCommand)(with_common_options(run))
+        return run
+
+    return add
+
+
+@_command("scale", pooled=True)
 def scale(
-    job: JobFile,
     gpus: Annotated[str, option("--gpus", "N,N...", "GPU counts to study.")] = "8192,16384,32768,65536,131072,262144",
     strong: Annotated[
         bool, option("--strong", "", "Strong scaling: keep the global batch instead of growing it with the GPUs.")
     ] = False,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    workers: Workers = 1,
-    ray: RayAddress = None,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Step time, its tail and goodput from 8K to 256K GPUs.
 
     presage study scale examples/jobs/llama3.1-405b.toml --plot scale.svg
     """
-    from presage.pool import open_pool
     from presage.studies import scale_study
 
     numbers = [int(n) for n in _numbers(gpus, "--gpus", "8192,65536", whole=True)]
-    with status("drawing steps"), open_pool(workers, ray) as pool:
-        result = scale_study(transformer_job(job, None, change), numbers, _setup(noise, draws, seed), strong, pool)
-    _show(result, plot, json)
+    return lambda job, setup, pool: scale_study(job, numbers, setup, strong, pool)
 
 
-@app.command("compute", cls=HelpCommand)
-@with_common_options
+@_command("compute", pooled=True)
 def compute(
-    job: JobFile,
     times: Annotated[str, option("--times", "X,X...", "Compute speed relative to today.")] = "1,2,4",
     memory: Annotated[bool, option("--memory", "", "Scale the memory bandwidth as well.")] = False,
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    workers: Workers = 1,
-    ray: RayAddress = None,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Step time and its bound with GPUs that compute two and four times as fast on the same network.
 
     presage study compute examples/jobs/deepseek-v3.toml --memory --plot compute.svg
     """
-    from presage.pool import open_pool
     from presage.studies import compute_study
 
     some = _numbers(times, "--times", "1,2,4")
-    with status("drawing steps"), open_pool(workers, ray) as pool:
-        result = compute_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), memory, pool)
-    _show(result, plot, json)
+    return lambda job, setup, pool: compute_study(job, some, setup, memory, pool)
 
 
-@app.command("domain", cls=HelpCommand)
-@with_common_options
+@_command("domain")
 def domain(
-    job: JobFile,
     domains: Annotated[str, option("--domains", "N,N...", "GPUs per NVLink domain.")] = "8,72",
     search: Annotated[bool, option("--search", "", "Also search the best plan for each.")] = False,
     workers: Workers = 1,
     ray: RayAddress = None,
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Gain of larger NVLink domains (8 or 72 GPUs), with the same plan and with the best.
 
     presage study domain examples/jobs/deepseek-v3.toml --search --workers 2 --plot domain.svg
@@ -116,17 +124,11 @@ def domain(
     from presage.studies import domain_study
 
     sizes = [int(n) for n in _numbers(domains, "--domains", "8,72", whole=True)]
-    with status("searching plans" if search else "drawing steps"):
-        result = domain_study(
-            transformer_job(job, gpus, change), sizes, _setup(noise, draws, seed), search, workers, ray
-        )
-    _show(result, plot, json)
+    return lambda job, setup: domain_study(job, sizes, setup, search, workers, ray)
 
 
-@app.command("power", cls=HelpCommand)
-@with_common_options
+@_command("power")
 def power(
-    job: JobFile,
     caps: Annotated[str, option("--caps", "X,X...", "Power caps, as shares of the TDP.")] = "1,0.85,0.7",
     spread: Annotated[
         float, option("--spread", "X", "Factor on the GPU-to-GPU spread and the share of slow GPUs.", min=0.01, max=100)
@@ -134,14 +136,7 @@ def power(
     placing: Annotated[
         bool, option("--placing/--no-placing", "", "Also search placements, which is slow (--no-placing: skip).")
     ] = True,
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Cost of capping the power of GPUs, which makes them slower and further apart.
 
     presage study power examples/jobs/llama3.1-405b.toml --plot power.svg
@@ -149,50 +144,28 @@ def power(
     from presage.studies import power_study
 
     some = _numbers(caps, "--caps", "1,0.85,0.7")
-    with status("drawing steps"):
-        result = power_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed), spread, placing)
-    _show(result, plot, json)
+    return lambda job, setup: power_study(job, some, setup, spread, placing)
 
 
-@app.command("noise", cls=HelpCommand)
-@with_common_options
+@_command("noise")
 def noise_command(
-    job: JobFile,
     degree: Annotated[int, option("--degree", "N", "Ranks of each kind of parallelism.", min=2, max=1024)] = 8,
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Which parallelism minds noise most: DP, TP, PP, CP and EP on the same GPUs, under the same noise.
 
     presage study noise examples/jobs/own_model.toml --plot noise.svg
     """
     from presage.studies import noise_study
 
-    with status("drawing steps"):
-        result = noise_study(transformer_job(job, gpus, change), degree, _setup(noise, draws, seed))
-    _show(result, plot, json)
+    return lambda job, setup: noise_study(job, degree, setup)
 
 
-@app.command("slow-node", cls=HelpCommand)
-@with_common_options
+@_command("slow-node")
 def slow_node(
-    job: JobFile,
     factors: Annotated[
         str, option("--factors", "X,X...", "Times as long as usual that the node's GPUs take.")
     ] = "1.02,1.05,1.1,1.2,1.35",
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Cost of one slow node, in the pipeline stage where it hurts most and where it hurts least.
 
     presage study slow-node examples/jobs/llama3.1-405b.toml --plot slow.svg
@@ -200,15 +173,11 @@ def slow_node(
     from presage.studies import slow_node_study
 
     some = _numbers(factors, "--factors", "1.05,1.2")
-    with status("drawing steps"):
-        result = slow_node_study(transformer_job(job, gpus, change), some, _setup(noise, draws, seed))
-    _show(result, plot, json)
+    return lambda job, setup: slow_node_study(job, some, setup)
 
 
-@app.command("hot-rack", cls=HelpCommand)
-@with_common_options
+@_command("hot-rack")
 def hot_rack(
-    job: JobFile,
     factor: Annotated[
         float, option("--factor", "X", "Times as long as usual that its GPUs take.", min=1, max=100)
     ] = 1.1,
@@ -216,29 +185,14 @@ def hot_rack(
     uplink: Annotated[
         float, option("--uplink", "X", "Times as long as usual that transfers over its uplink take.", min=1, max=100)
     ] = 1.0,
-    gpus: Gpus = None,
-    change: Change = [],  # noqa: B006
-    noise: NoiseFile = None,
-    draws: Draws = 20_000,
-    seed: Seed = 0,
-    plot: Plot = None,
-    json: Json = None,
-) -> None:
+) -> StudyCall:
     """Cost of a hot rack by how the job lies on it, and of a slow uplink, which all that wait for it share.
 
     presage study hot-rack examples/jobs/llama3.1-405b.toml --factor 1.1 --rack 64 --uplink 2 --plot rack.svg
     """
     from presage.studies import hot_rack_study
 
-    with status("drawing steps"):
-        result = hot_rack_study(transformer_job(job, gpus, change), factor, rack, uplink, _setup(noise, draws, seed))
-    _show(result, plot, json)
-
-
-def _setup(noise: str | None, draws: int, seed: int) -> StudySetup:
-    from presage.studies import StudySetup
-
-    return StudySetup(noise, seed, draws)
+    return lambda job, setup: hot_rack_study(job, factor, rack, uplink, setup)
 
 
 def _numbers(text: str, option: str, write: str, whole: bool = False) -> list[float]:

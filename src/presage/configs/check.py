@@ -109,7 +109,7 @@ MODEL = {
 EXPERTS = {
     "experts": (1, 100_000), "top_k": (1, 100_000), "ffn": (1, 10_000_000), "shared_ffn": (0, 10_000_000),
     "dense_layers": (0, 10_000), "every": (1, 10_000), "capacity": (0.0, 1000.0), "imbalance": (1.0, 10_000.0),
-    "groups": (0, 100_000), "group_top_k": (0, 100_000),
+    "groups": (0, 100_000), "group_top_k": (0, 100_000), "latent": (0, 1_000_000),
 }  # fmt: skip
 LATENT = {
     "query_rank": (0, 1_000_000), "key_rank": (1, 1_000_000), "rope": (0, 100_000), "nope": (0, 100_000),

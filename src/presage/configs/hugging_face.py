@@ -262,6 +262,7 @@ def _experts(config: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, A
         "shared_ffn": shared,
         "dense_layers": dense,
         "every": every,
+        "latent": int(config.get("moe_latent_size") or 0),
     } | ({"groups": int(groups), "group_top_k": int(chosen)} if groups and chosen and int(groups) > int(chosen) else {})
 
 

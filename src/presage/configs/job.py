@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from presage.configs.frameworks import Framework, Overlap
 from presage.configs.lengths import packed_documents
@@ -52,6 +53,12 @@ class Job:
     recipe: Recipe = USUAL
     lengths: tuple[int, ...] = ()  # of documents that sequences are packed of, each as likely; empty: one a sequence
     balanced: bool = True  # context-parallel ranks have an early and a late part each; not: one part after the other
+
+    def changed(self, **values: Any) -> Job:
+        """As `dataclasses.replace`, a tenth of its time: searches make hundreds of thousands of jobs."""
+        other = object.__new__(Job)
+        other.__dict__.update(self.__dict__, **values)
+        return other
 
     @property
     def dp(self) -> int:

@@ -137,6 +137,7 @@ def _experts(a: _Given, layers: int | None) -> Table:
         "capacity": a.number("moe_expert_capacity_factor"),
         "groups": a.whole("moe_router_num_groups"),
         "group_top_k": a.whole("moe_router_group_topk"),
+        "latent": a.whole("moe_latent_size"),
     }
     pattern = " ".join(a.several("moe_layer_freq"))
     if pattern:

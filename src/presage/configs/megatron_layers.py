@@ -19,10 +19,6 @@ REFUSED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "retro_encoder_layers": (None, "retrieval encoders are not modelled: describe the decoder alone"),
     "fp8_recipe": (("custom",), "choose delayed, tensorwise, blockwise or mxfp8"),
     "cp_comm_type": (("a2a", "a2a+p2p"), "context parallelism by all-to-all is not modelled: use p2p or all_gather"),
-    "moe_latent_size": (
-        None,
-        "give sizes of a model whose experts work on the whole width",
-    ),
     "moe_upcycling_granularity": (None, "give --num-experts and --moe-ffn-hidden-size as they are afterwards"),
 }
 REFUSED_FLAGS = {  # those without a value

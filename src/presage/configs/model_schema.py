@@ -16,6 +16,7 @@ class ExpertConfig(msgspec.Struct):
     imbalance: float = 1.0
     groups: int = 0
     group_top_k: int = 0
+    latent: int = 0
     loads: list[float] | str | None = None  # tokens of each expert; or a file of them, or "zipf 0.5"
 
 

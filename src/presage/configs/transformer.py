@@ -36,6 +36,7 @@ class Experts:
     groups: int = 0  # groups of experts of which a token may choose `group_top_k` (node-limited routing); 0: all
     group_top_k: int = 0
     loads: tuple[float, ...] = ()  # tokens of each expert, in any unit; empty for as many each
+    latent: int = 0  # numbers of a token that experts are sent and work on (LatentMoE); 0: all of them
 
     def shares(self) -> tuple[float, ...]:
         """Shares of all tokens' choices that fall on each expert and are kept."""
@@ -255,9 +256,9 @@ class Transformer:
             return self.linear.parameters(self.hidden)
         return int(self.attention_parameters()) if mixer else 0
 
-    def block_parameters(self, ffn: int) -> int:
-        """Parameters of a feed-forward block of this width."""
-        h, bias, up = self.hidden, int(self.bias), 2 if self.gated else 1
+    def block_parameters(self, ffn: int, outer: int = 0) -> int:
+        """Parameters of a feed-forward block of this width, on tokens of the model's width or another."""
+        h, bias, up = outer or self.hidden, int(self.bias), 2 if self.gated else 1
         return (h + bias) * up * ffn + (ffn + bias) * h
 
     @property
@@ -277,12 +278,23 @@ class Transformer:
             return fixed + (self.block_parameters(self.ffn) if feeds else 0)
         e = self.experts
         assert e is not None
-        return fixed + self.hidden * e.experts + (self.block_parameters(e.shared_ffn) if e.shared_ffn else 0)
+        return fixed + self.router_parameters + (self.block_parameters(e.shared_ffn) if e.shared_ffn else 0)
+
+    @property
+    def expert_width(self) -> int:
+        """Numbers of a token that its experts are sent."""
+        return (self.experts.latent if self.experts else 0) or self.hidden
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of a layer's router, and of what makes tokens narrow before experts and wide after them."""
+        e = self.experts
+        return self.hidden * (e.experts + 2 * e.latent) if e else 0
 
     def expert_parameters(self, layer: int) -> int:
         """Parameters of one layer's routed experts."""
         e = self.experts
-        return e.experts * self.block_parameters(e.ffn) if e and self.has_experts(layer) else 0
+        return e.experts * self.block_parameters(e.ffn, e.latent) if e and self.has_experts(layer) else 0
 
     @property
     def embedding_parameters(self) -> int:
@@ -314,5 +326,5 @@ class Transformer:
     def active_parameters(self) -> int:
         """Those a token meets: of the experts only the chosen ones."""
         e = self.experts
-        idle = (e.experts - e.top_k) * self.block_parameters(e.ffn) * self.expert_layers if e else 0
+        idle = (e.experts - e.top_k) * self.block_parameters(e.ffn, e.latent) * self.expert_layers if e else 0
         return self.parameters - idle

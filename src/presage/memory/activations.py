@@ -121,7 +121,7 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
         latent=latent,
         heads=heads,
         core=_core(job, e),
-        out=e * value + (i * value if i != e or p.cp > 1 or _sample_first(job) else 0.0),
+        out=e * value + (i * value if i != e or p.cp > 1 or sample_first(job) else 0.0),
         masks=2.0 * outer if f.dropout else 0.0,
         mlp_in=norm,
         mlp_norm=(e if experts else i) * outer,
@@ -129,7 +129,7 @@ def _kept(job: Job, experts: bool) -> LayerActivations:
     )
 
 
-def _sample_first(job: Job) -> bool:
+def sample_first(job: Job) -> bool:
     """FlashAttention-2 wants samples first, Transformer Engine has tokens first: of its output both orders are kept."""
     return transformer_engine(job) and job.framework.attention == "flash2" and job.micro_batch > 1
 
@@ -157,7 +157,7 @@ def _routed(job: Job, e: float, i: float) -> dict[str, float]:
     shared, width = x.shared_ffn / p.tp, x.ffn / p.expert_tp * copies
     return {
         "router": 9.0 * x.experts / (p.tp if p.sequence_parallel else 1),  # scores and probabilities in fp32, and a map
-        "sorted": (i * m.hidden + 8) * copies,
+        "sorted": (i * m.expert_width + 8) * copies + (2.0 * i * x.latent if x.latent else 0.0),
         "up": up * shared,
         "act": act * shared,
         "expert_up": up * width,
@@ -226,7 +226,7 @@ def _live_gradients(job: Job, experts: bool) -> float:
     gate = (3.0 if job.framework.host == "torch" else 2.0) if m.gated else 1.0
     if experts and m.experts is not None:
         tokens, width = routed(job), m.experts.ffn / p.expert_tp
-        return outer + e * tokens * max(2.0 * m.hidden, m.hidden + gate * width)
+        return outer + e * tokens * max(2.0 * m.expert_width, m.expert_width + gate * width)
     width = m.ffn / p.tp
     gathered = e * (m.hidden + width) if p.sequence_parallel else 0.0
     return outer + max(e * gate * width, gathered)

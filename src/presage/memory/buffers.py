@@ -25,7 +25,7 @@ OLD = ("deepspeed", "megatron-2021")
 
 
 class Buffers(NamedTuple):
-    """Bytes: fixed ones, by the parameter of a stage, and by what a stage has."""
+    """Bytes, whatever the size of microbatches: fixed ones, by the parameter of a stage, and by what a stage has."""
 
     fixed: float
     per_parameter: float
@@ -35,13 +35,11 @@ class Buffers(NamedTuple):
     dense: float  # where there is a layer without experts
     moe: float  # where there is one with
     both: float  # of these two, what a stage with both kinds has once
-    per_flight: float
 
 
 def buffers(job: Job, s: ParameterShards) -> Buffers:
     p, f = job.parallel, job.framework
-    fixed, per_flight = _transfers(job)
-    fixed += workspaces(job) + scores_buffer(job) + _unpacked(job)
+    fixed = workspaces(job) + _unpacked(job)
     per_parameter = per_end = dense = moe = both = head = 0.0
     most = float("inf")
     if p.fsdp or p.zero >= 3:
@@ -57,7 +55,7 @@ def buffers(job: Job, s: ParameterShards) -> Buffers:
         e, x = number_bytes(job.precision), job.model.experts
         one = s.experts * p.ep / x.experts if x else 0.0
         head, dense, moe, both = e * s.head, dense + e * s.dense, moe + e * (s.moe + one), both + e * s.attention
-    return Buffers(fixed, per_parameter, most, per_end, head, dense, moe, both, per_flight)
+    return Buffers(fixed, per_parameter, most, per_end, head, dense, moe, both)
 
 
 def _unpacked(job: Job) -> float:
@@ -106,8 +104,9 @@ def _gathered(job: Job) -> tuple[float, float, float]:
     return 0.0, f.gather_bytes, 3.0 * f.gather_bytes + 2 + f.reduce_bytes
 
 
-def _transfers(job: Job) -> tuple[float, float]:
-    """Between stages and between tensor-parallel ranks: bytes, and bytes by the microbatch in flight."""
+def token_buffers(job: Job) -> tuple[float, float]:
+    """Buffers that grow with microbatches, between stages and between tensor-parallel ranks and for scores: bytes, and
+    bytes by the microbatch in flight."""
     p = job.parallel
     whole = number_bytes(job.precision) * job.model.hidden * job.rank_tokens
     outer = whole / p.tp if p.sequence_parallel else whole
@@ -117,7 +116,7 @@ def _transfers(job: Job) -> tuple[float, float]:
     if job.overlap.tensor and p.tp > 1:
         total += 4 * whole  # of each product that runs beside a transfer: both ways, both passes
     kept = outer if p.pp > 1 and job.framework.host in OLD else 0.0  # later ones free what they have sent
-    return total, kept
+    return total + scores_buffer(job), kept
 
 
 def outside(job: Job) -> float:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple
 
-from presage.configs.job import Job
-from presage.memory.activations import layer_activations, number_bytes
-from presage.memory.buffers import OLD, buffers, input_masks, logits, outside
+import numpy as np
+from numpy.typing import NDArray
+
+from presage.configs.job import Job, Recompute
+from presage.configs.transformer import Transformer
+from presage.memory.activations import LayerMemory, layer_activations, number_bytes, sample_first
+from presage.memory.buffers import OLD, Buffers, buffers, input_masks, logits, outside, token_buffers
 from presage.memory.layer_kinds import (
     FrozenBytes,
     adam_of_ends,
@@ -17,11 +23,13 @@ from presage.memory.layer_kinds import (
     host_share,
     tower_activations,
 )
-from presage.memory.optimizer_state import optimizer_state, parameter_shards
-from presage.memory.stage_kinds import routed_layers, stage_kinds
+from presage.memory.optimizer_state import OptimizerState, optimizer_state, parameter_shards
+from presage.memory.stage_kinds import StageKinds, routed_layers, stage_kinds
 from presage.parallel.orders import Extent
+from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import schedule_kind
 
+Floats = NDArray[np.float64]
 # Of activations and working tensors, what the allocator holds beside them and cannot hand out: the medians of our own
 # decoder steps on an H200 (data/h200_varied, gqa_*), ten that keep all activations and two that compute them again.
 IDLE, IDLE_AGAIN = 0.11, 0.24
@@ -108,21 +116,32 @@ class JobMemory:
 
 def job_memory(job: Job) -> JobMemory:
     """Memory of one rank of every stage."""
-    common = _Common(job)
-    layers = layer_counts(job)
-    stages = tuple(common.stage(number, *layers[number]) for number in range(job.parallel.pp))
+    own = (job.parallel,)
+    found = _FamilyMemory(job, (job.micro_batch,), own, own, (job.recompute,), every=True).peaks()
+    whole = np.empty((len(found), 1, 1, 1, job.parallel.pp))
+    for row, part in zip(whole, found, strict=True):
+        row[...] = part
+    rows: list[Any] = [(*row[:-1], int(row[-1])) for row in whole[:, 0, 0, 0].T.tolist()]
+    stages = tuple(StageMemory(*row) for row in rows)
     return JobMemory(stages, float(job.platform.gpu.memory), _memory_source(job))
 
 
+def plans_needed(
+    job: Job, sizes: Sequence[int], splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan],
+    recomputes: Sequence[Recompute],
+) -> Floats:  # fmt: skip
+    """[size, split, sharding, recomputation]: `job_memory(...).needed` of plans that differ from the job's in the size
+    of microbatches, in how layers are assigned to stages and run, in what replicas share, and in what is recomputed."""
+    family = _FamilyMemory(job, sizes, splits, shardings, recomputes)
+    by_stage: Any = StageMemory(*family.peaks()).needed
+    needed = np.broadcast_to(by_stage, (len(sizes), len(shardings), len(recomputes), len(family.first)))
+    return np.moveaxis(np.maximum.reduceat(needed, family.begin, axis=-1), -1, 1)
+
+
 def most_needed(job: Job) -> float:
-    """`job_memory(job).needed`, computed from fewer stages: of equal inner stages the first holds most microbatches."""
-    if job.model.pattern:
-        return job_memory(job).needed
-    common, layers, last = _Common(job), layer_counts(job), job.parallel.pp - 1
-    alike: dict[tuple[int, int], int] = {}
-    for number in range(1, last):
-        alike.setdefault(layers[number], number)  # `in_flight` never grows from a stage to the next
-    return max(common.stage(number, *layers[number]).needed for number in {0, last, *alike.values()})
+    """`job_memory(job).needed`, computed from fewer stages."""
+    own = (job.parallel,)
+    return float(plans_needed(job, (job.micro_batch,), own, own, (job.recompute,)).item())
 
 
 def _memory_source(job: Job) -> str:
@@ -135,11 +154,16 @@ def _memory_source(job: Job) -> str:
 
 def layer_counts(job: Job) -> tuple[tuple[int, int], ...]:
     """Number of layers without and with experts, by stage; `StageKinds` tells those of a pattern apart."""
-    x = job.model.experts
-    if job.model.pattern:
-        return routed_layers(job)
-    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
-    return _counted(split, job.parallel.slots, 0 if x is None else x.dense_layers, 0 if x is None else x.every)
+    return stage_counts(job.model, job.parallel)
+
+
+def stage_counts(m: Transformer, p: ParallelPlan) -> tuple[tuple[int, int], ...]:
+    """`layer_counts` of a plan."""
+    x = m.experts
+    if m.pattern:
+        return routed_layers(m, p)
+    split = p.slot_layers(m.layers, m.predicted)
+    return _counted(split, p.slots, 0 if x is None else x.dense_layers, 0 if x is None else x.every)
 
 
 @lru_cache(4096)
@@ -157,118 +181,203 @@ def _moe_before(dense: int, every: int, layers: int) -> int:
     return -(-max(0, layers - dense) // every)
 
 
-class _Common:
-    """Values common to all stages, computed once."""
+class _Rank(NamedTuple):
+    """Stages whose memory is worked out, of all splits of a family one after the other."""
 
-    def __init__(self, job: Job) -> None:
-        m, p = job.model, job.parallel
-        self.job, self.model, self.virtual, self.last = job, m, p.virtual, p.slot_count - 1
-        self.shares, self.state = parameter_shards(job), optimizer_state(job)
-        self.buffers, self.outside = buffers(job, self.shares), outside(job)
-        self.kinds = stage_kinds(job) if m.pattern else ()
-        self.tower, self.host = tower_activations(job), host_share(job)
-        self.dense = layer_activations(job, experts=False)
-        self.moe = layer_activations(job, experts=True) if m.experts else self.dense
-        self.tokens = float(job.rank_tokens)
-        self.ends = m.hidden * self.tokens / (p.tp if p.sequence_parallel else 1)  # numbers in an embedded microbatch
-        self.logits, self.spare = logits(job)
-        self.masks = input_masks(job)
-        self.idle = IDLE_AGAIN if job.recompute.mode == "full" else IDLE
+    number: int
+    dense: int  # layers
+    moe: int
+    first: bool  # has the embedding
+    last: bool  # has the head
 
-    def stage(self, number: int, dense: int, moe: int) -> StageMemory:
-        own = self.job.parallel.slots[number]
-        first, last = 0 in own, self.last in own
-        flight = in_flight(self.job, number)
-        shared, experts, ends = self.parameters(dense, moe, first, last)
-        kept, working = self.activations(dense, moe, flight, first, last)
-        if self.kinds:
-            k = self.kinds[number]
-            shared, experts, ends = (
-                x + y for x, y in zip(self.parameters(0, 0, first, last), (*k[:2], 0.0), strict=True)
+
+class _FamilyMemory:
+    """Memory of plans that differ in the size of microbatches, in how layers are assigned to stages, in what replicas
+    share and in what is recomputed. Values go with some of these alone: arrays are [size, sharding, recomputation,
+    stage], with axes of one."""
+
+    def __init__(
+        self, job: Job, sizes: Sequence[int], splits: Sequence[ParallelPlan], shardings: Sequence[ParallelPlan],
+        recomputes: Sequence[Recompute], every: bool = False,
+    ) -> None:  # fmt: skip
+        self.job, self.model, self.recomputes, p = job, job.model, recomputes, job.parallel
+        self.sized = [job.changed(micro_batch=size) for size in sizes]
+        self.sharded = [job.changed(parallel=p) for p in shardings]
+        self.shares, self.outside, self.host = parameter_shards(job), outside(job), host_share(job)
+        self.state = OptimizerState(*_along(1, [optimizer_state(j) for j in self.sharded]))
+        self.buffers = Buffers(*_along(1, [buffers(j, self.shares) for j in self.sharded]))
+        self.tokens, self.logits, self.spare, self.masks, self.token_buffers, self.per_flight = _along(
+            0, [(float(j.rank_tokens), *logits(j), input_masks(j), *token_buffers(j)) for j in self.sized]
+        )
+        self.ends = job.model.hidden * self.tokens / (p.tp if p.sequence_parallel else 1)  # numbers of a microbatch
+        (self.idle,) = _along(2, [(IDLE_AGAIN if r.mode == "full" else IDLE,) for r in recomputes])
+        self.dense = LayerMemory(*self._by_token(recomputes, lambda j: layer_activations(j, experts=False)))
+        self.moe = self.dense
+        if job.model.experts:
+            self.moe = LayerMemory(*self._by_token(recomputes, lambda j: layer_activations(j, experts=True)))
+        self._stages(splits, every)
+        if job.model.pattern:
+            found = self._by_token(
+                recomputes, lambda j: [k for split in splits for k in stage_kinds(j.changed(parallel=split))]
             )
-            kept, working = self.activations(0, 0, flight, first, last)
-            kept, working = kept + k.kept * self.tokens * flight / self.virtual, k.working * self.tokens
-        states = self.states(dense + moe, shared, experts, ends)
-        if first and self.model.vision:
-            states, kept = states._replace(weights=states.weights + frozen_tower(self.job)), kept + self.tower
-        held, gathered = self.buffer_bytes(shared + experts, ends, dense, moe, last, flight)
-        held += self.masks * (first or last)
-        logits = self.logits if last else 0.0
+            self.kinds = StageKinds(*np.moveaxis(found[:, :, :, :, 0], (4, 0), (0, 4)))
+
+    def _by_token(self, recomputes: Sequence[Recompute], make: Callable[[Job], Sequence[Any]]) -> Floats:
+        """Bytes a token, [value, size, 1, recomputation, 1]: they go with the size only where samples come first."""
+        found: dict[bool, list[Sequence[Any]]] = {}
+        for j in self.sized:
+            if sample_first(j) not in found:
+                found[sample_first(j)] = [make(j.changed(recompute=r)) for r in recomputes]
+        return np.moveaxis(np.array([found[sample_first(j)] for j in self.sized]), 2, 0)[:, :, None, :, None]
+
+    def _stages(self, splits: Sequence[ParallelPlan], every: bool) -> None:
+        each = [_ranks(p.schedule, p.pp, p.virtual, p.layers_as, p.ends_as_layers, self.model, every) for p in splits]
+        self.begin = np.cumsum([0, *map(len, each[:-1])])
+        ranks = [(p, rank) for p, some in zip(splits, each, strict=True) for rank in some]
+        self.layers, self.layers_moe, self.first, self.last = np.array([rank[1:] for _, rank in ranks], np.float64).T
+        self.virtual = np.array([p.virtual for p, _ in ranks], np.float64)
+        microbatches = [max(1, j.microbatches) for j in self.sized]
+        flight = [
+            _held(p.schedule, some, Extent(p.pp, m, p.virtual, 1))
+            for m in microbatches
+            for p, some in zip(splits, each, strict=True)
+        ]
+        self.flight = np.array([*chain.from_iterable(flight)], np.float64).reshape(len(microbatches), 1, 1, -1)
+
+    def peaks(self) -> tuple[Any, ...]:
+        """The peak of each stage: arrays, as the values of `StageMemory`."""
+        shared, experts, ends = self.parameters()
+        kept, working = self.activations()
+        if self.model.pattern:
+            k = self.kinds
+            shared, experts = shared + k.shared, experts + k.experts
+            kept, working = kept + k.kept * self.tokens * self.flight / self.virtual, k.working * self.tokens
+        states = self.states(shared, experts, ends)
+        if self.model.vision:
+            states = states._replace(weights=states.weights + self.first * frozen_tower(self.job))
+            kept = kept + self.first * self.tower()
+        held, gathered = self.buffer_bytes(shared + experts, ends)
+        held = held + self.masks * np.maximum(self.first, self.last)
+        logits = self.logits * self.last
         if self.job.framework.foreach:
-            return self.by_moment(states, kept, working, logits, held, gathered, flight)
-        kept, working, loss = (kept, 0.0, logits) if logits > working else (kept, working, 0.0)
-        return self.stage_memory(*states, kept, working, loss, held + gathered, flight)
+            return self.by_moment(states, kept, working, logits, held, gathered)
+        loss = np.where(logits > working, logits, 0.0)
+        return self.stage_memory(*states, kept, np.where(logits > working, 0.0, working), loss, held + gathered)
 
     def stage_memory(
-        self, weights: float, gradients: float, optimizer: float, kept: float, working: float, loss: float,
-        held: float, flight: int,
-    ) -> StageMemory:  # fmt: skip
-        idle = self.idle * (kept + working) + (self.spare if loss else 0.0)
-        return StageMemory(weights, gradients, optimizer, kept, working, loss, held, idle, self.outside, flight)
+        self, weights: Floats, gradients: Floats, optimizer: Floats, kept: Floats, working: Floats, loss: Floats,
+        held: Floats,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        idle = self.idle * (kept + working) + self.spare * (loss > 0)
+        return weights, gradients, optimizer, kept, working, loss, held, idle, self.outside, self.flight
 
     def by_moment(
-        self, s: FrozenBytes, kept: float, working: float, logits: float, held: float, gathered: float, flight: int
-    ) -> StageMemory:
+        self, s: FrozenBytes[Any], kept: Floats, working: Floats, logits: Floats, held: Floats, gathered: Floats
+    ) -> tuple[Any, ...]:
         """PyTorch's eager trainers free gradients before each step and update lists of tensors: the worst of the loss,
         the backward pass of the last layer and of the first, and the update, with one more copy of what is trained.
 
         FSDP's hooks on the inputs of frozen units (_register_post_backward_reshard_only_hook) hold these and their
         gradients to the end of the backward pass."""
-        early = s.gradients if self.job.microbatches > 1 else 0.0
-        twice = 2.0 if self.job.tuning.frozen and self.job.parallel.fsdp else 1.0
+        (several,) = _along(0, [(j.microbatches > 1,) for j in self.sized])
+        (hooks,) = _along(1, [(j.tuning.frozen and j.parallel.fsdp,) for j in self.sharded])
+        early = s.gradients * several
         moments = (
             (early, kept, 0.0, logits, held),
-            (early, twice * kept, working, 0.0, held + gathered),
+            (early, (1.0 + hooks) * kept, working, 0.0, held + gathered),
             (s.gradients, 0.0, working, 0.0, held + gathered),
             (s.gradients, 0.0, 0.0, 0.0, held + s.gradients),
         )
-        gradients, kept, working, loss, held = max(moments, key=sum)
-        return self.stage_memory(s.weights, gradients, s.optimizer, kept, working, loss, held, flight)
+        worst = np.argmax(np.stack(np.broadcast_arrays(*(sum(m) for m in moments))), axis=0)
+        chosen = (np.choose(worst, np.broadcast_arrays(*part, worst)[:-1]) for part in zip(*moments, strict=True))
+        gradients, kept, working, loss, held = chosen
+        return self.stage_memory(s.weights, gradients, s.optimizer, kept, working, loss, held)
 
-    def states(self, layers: int, shared: float, experts: float, ends: float) -> FrozenBytes:
+    def tower(self) -> Floats:
+        """What an encoder of images keeps."""
+        found = [[tower_activations(j.changed(recompute=r)) for r in self.recomputes] for j in self.sized]
+        return np.array(found)[:, None, :, None]
+
+    def states(self, shared: Floats, experts: Floats, ends: Floats) -> FrozenBytes[Any]:
         """Weights, gradients and the optimizer's state."""
         if self.job.tuning.frozen:
-            return frozen_bytes(self.job, layers, shared - ends, experts, ends)
-        s = self.state
+            layers = self.layers + self.layers_moe
+            found = [frozen_bytes(j, layers, shared - ends, experts, ends) for j in self.sharded]
+            parts = ([np.array(np.broadcast_to(x, shared.shape), ndmin=4) for x in p] for p in zip(*found, strict=True))
+            return FrozenBytes(*(np.concatenate(part, axis=1) for part in parts))
+        s, (adam,) = self.state, _along(1, [(adam_of_ends(j, 1.0),) for j in self.sharded])
         return FrozenBytes(
             s.weight * shared + s.expert_weight * experts, s.gradient * shared + s.expert_gradient * experts,
-            self.host * (s.optimizer * shared + s.expert_optimizer * experts + adam_of_ends(self.job, ends)),
+            self.host * (s.optimizer * shared + s.expert_optimizer * experts + adam * ends),
         )  # fmt: skip
 
-    def parameters(self, dense: int, moe: int, first: bool, last: bool) -> tuple[float, float, float]:
+    def parameters(self) -> tuple[Floats, Floats, Floats]:
         """Shared ones, experts, and of the shared ones embedding and head. Tied weights are on both ends."""
-        s, m = self.shares, self.model
+        s, m, first, last = self.shares, self.model, self.first, self.last
+        counted = 0.0 if m.pattern else 1.0  # layers of a pattern are counted by kind
+        dense, moe = counted * self.layers, counted * self.layers_moe
         shared, experts = dense * s.dense + moe * s.moe, moe * s.experts
-        ends = s.embedding + s.positions + m.trained_vision_parameters / self.job.parallel.tp if first else 0.0
-        if last:
-            ends += s.norm + (0.0 if m.tied and first else s.head)
-            if m.predicted:
-                shared, experts = shared + m.predicted * s.further, experts + m.predicted * s.further_experts
-                ends += 0.0 if first or m.tied else s.embedding
+        ends = first * (s.embedding + s.positions + m.trained_vision_parameters / self.job.parallel.tp)
+        ends = ends + last * (s.norm + s.head * (1 - first * m.tied))
+        if m.predicted:
+            further = m.predicted * last
+            shared, experts = shared + further * s.further, experts + further * s.further_experts
+            ends = ends + last * (1 - first) * (0.0 if m.tied else s.embedding)
         return shared + ends, experts, ends
 
-    def activations(self, dense: int, moe: int, flight: int, first: bool, last: bool) -> tuple[float, float]:
+    def activations(self) -> tuple[Floats, Floats]:
         """Activations of all microbatches in flight, and what a layer needs while it runs."""
         d, x, e = self.dense, self.moe, number_bytes(self.job.precision)
-        kept = (dense * d.kept + moe * x.kept) * self.tokens * flight / self.virtual
-        working = max(d.working if dense else 0.0, x.working if moe else 0.0) * self.tokens
-        if first and self.job.framework.dropout:
-            kept += self.ends * flight
-        if last:
-            further = self.model.predicted  # tokens beside the next, each with a layer of its own
-            kept += 2 * e * self.ends * (1 + further) + further * (x if moe else d).kept * self.tokens
-        return kept, working
+        dense, moe = (np.zeros(len(self.layers)),) * 2 if self.model.pattern else (self.layers, self.layers_moe)
+        kept = (dense * d.kept + moe * x.kept) * self.tokens * self.flight / self.virtual
+        working = np.maximum(d.working * (dense > 0), x.working * (moe > 0)) * self.tokens
+        if self.job.framework.dropout:
+            kept = kept + self.first * self.ends * self.flight
+        further = self.model.predicted  # tokens beside the next, each with a layer of its own
+        more = further * np.where(moe > 0, x.kept, d.kept) * self.tokens
+        return kept + self.last * (2 * e * self.ends * (1 + further) + more), working
 
-    def buffer_bytes(
-        self, parameters: float, ends: float, dense: int, moe: int, last: bool, flight: int
-    ) -> tuple[float, float]:
+    def buffer_bytes(self, parameters: Floats, ends: Floats) -> tuple[Floats, Floats]:
         """Buffers for communication and the optimizer, and those of a layer alone."""
-        b = self.buffers
+        b, dense, moe = self.buffers, self.layers > 0, self.layers_moe > 0
         total = (
-            b.fixed + b.per_parameter * min(parameters, b.most_parameters) + b.per_end * ends + b.per_flight * flight
+            b.fixed
+            + b.per_parameter * np.minimum(parameters, b.most_parameters)
+            + b.per_end * ends
+            + self.token_buffers
+            + self.per_flight * self.flight
         )
-        layer = (b.dense if dense else 0.0) + (b.moe if moe else 0.0) - (b.both if dense and moe else 0.0)
-        return total + (b.head if last else 0.0), layer
+        return total + b.head * self.last, b.dense * dense + b.moe * moe - b.both * (dense & moe)
+
+
+def _along(axis: int, rows: Sequence[Sequence[float]]) -> Floats:
+    """[value, ...]: values of plans along an axis of the arrays."""
+    found = np.array(rows, np.float64).T
+    return found.reshape(len(found), *(-1 if i == axis else 1 for i in range(4)))
+
+
+@lru_cache(1 << 16)
+def _held(schedule: str, ranks: tuple[_Rank, ...], extent: Extent) -> list[int]:
+    """Chunks in flight on some stages."""
+    kind = schedule_kind(schedule)
+    return [kind.in_flight(rank.number, extent) for rank in ranks]
+
+
+@lru_cache(4096)
+def _ranks(
+    schedule: str, pp: int, virtual: int, layers_as: tuple[int, ...], ends: bool, m: Transformer, every: bool
+) -> tuple[_Rank, ...]:
+    """The stages of a plan, or enough to find the one that needs most: of equal inner ones the first, which holds most
+    microbatches, for `in_flight` never grows from a stage to the next."""
+    p = ParallelPlan(schedule=schedule, pp=pp, virtual=virtual, layers_as=layers_as, ends_as_layers=ends)
+    counts, last = stage_counts(m, p), p.slot_count - 1
+    numbers: Iterable[int] = range(p.pp)
+    if not (every or m.pattern):
+        alike: dict[tuple[int, int], int] = {}
+        for number in range(1, p.pp - 1):
+            alike.setdefault(counts[number], number)
+        numbers = sorted({0, p.pp - 1, *alike.values()})
+    return tuple(_Rank(n, *counts[n], 0 in p.slots[n], last in p.slots[n]) for n in numbers)
 
 
 # ---- How many microbatches (of a chunk) a pipeline stage holds at once.

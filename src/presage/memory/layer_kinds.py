@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.configs.job import Job
 from presage.configs.tuning import BASES, block_adapters, mean_adapter_parameters
@@ -10,6 +13,7 @@ from presage.configs.tuning import BASES, block_adapters, mean_adapter_parameter
 if TYPE_CHECKING:
     from presage.memory.activations import LayerActivations
 
+Size = TypeVar("Size", float, NDArray[np.float64])  # of one stage, or of many
 MIXING = ("norm_in", "norm_out", "latent", "heads", "core", "out")
 FEEDING = ("mlp_in", "mlp_norm", "router", "sorted", "up", "act", "expert_up", "expert_act")
 # What is kept for the gradient of a weight alone, and the block whose weight it is: frozen, only adapters need it.
@@ -50,15 +54,15 @@ def without_frozen(job: Job, k: LayerActivations) -> LayerActivations:
     return k._replace(**gone, sorted=0.0, expert_act=0.0)._replace(core=k.core + beside)
 
 
-class FrozenBytes(NamedTuple):
+class FrozenBytes(NamedTuple, Generic[Size]):
     """Bytes of a stage whose model's weights are frozen, on one rank."""
 
-    weights: float
-    gradients: float
-    optimizer: float
+    weights: Size
+    gradients: Size
+    optimizer: Size
 
 
-def frozen_bytes(job: Job, layers: float, inner: float, experts: float, ends: float) -> FrozenBytes:
+def frozen_bytes(job: Job, layers: Size, inner: Size, experts: Size, ends: Size) -> FrozenBytes[Size]:
     """Frozen weights of `inner` layer parameters, experts and ends, and adapters of so many layers with gradients and
     Adam's state. PEFT keeps adapters in fp32 (no copy is then needed)."""
     t, p = job.tuning, job.parallel

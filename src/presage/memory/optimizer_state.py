@@ -98,8 +98,8 @@ def parameter_shards(job: Job) -> ParameterShards:
     e = m.experts
     moe = experts = 0.0
     if e is not None:
-        moe = fixed + m.hidden * e.experts + (m.block_parameters(e.shared_ffn) / tp if e.shared_ffn else 0.0)
-        experts = e.experts * m.block_parameters(e.ffn) / (p.ep * p.expert_tp)
+        moe = fixed + m.router_parameters + (m.block_parameters(e.shared_ffn) / tp if e.shared_ffn else 0.0)
+        experts = e.experts * m.block_parameters(e.ffn, e.latent) / (p.ep * p.expert_tp)
     dense = fixed + m.block_parameters(m.ffn) / tp
     vocab = padded(m.vocab, tp) * m.hidden
     positions = float(m.max_positions * m.hidden) if m.positions == "learned" else 0.0

@@ -6,7 +6,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from presage.configs.job import Job
+from presage.configs.transformer import Transformer
 from presage.memory.activations import layer_activations
+from presage.parallel.plan import ParallelPlan
 
 
 class StageKinds(NamedTuple):
@@ -22,7 +24,7 @@ def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
     """Layers of a pattern by stage."""
     found: dict[tuple[object, ...], StageKinds] = {}
     out = []
-    for layers in _stage_layers(job):
+    for layers in _stage_layers(job.model, job.parallel):
         kinds = [job.model.kind(i) for i in layers]
         for kind, i in zip(kinds, layers, strict=True):
             if kind not in found:
@@ -33,11 +35,10 @@ def stage_kinds(job: Job) -> tuple[StageKinds, ...]:
     return tuple(out)
 
 
-def _stage_layers(job: Job) -> list[list[int]]:
+def _stage_layers(m: Transformer, p: ParallelPlan) -> list[list[int]]:
     """Numbers of the layers of each stage."""
-    split = job.parallel.slot_layers(job.model.layers, job.model.predicted)
-    begin = [0, *accumulate(split)]
-    return [[i for slot in own for i in range(begin[slot], begin[slot + 1])] for own in job.parallel.slots]
+    begin = [0, *accumulate(p.slot_layers(m.layers, m.predicted))]
+    return [[i for slot in own for i in range(begin[slot], begin[slot + 1])] for own in p.slots]
 
 
 def _layer_kind(job: Job, layer: int) -> StageKinds:
@@ -55,10 +56,10 @@ def rank_parameters(job: Job, layer: int) -> tuple[float, float]:
     if feeds != "experts" or e is None:
         return shared + (m.block_parameters(m.ffn) / p.tp if feeds else 0.0), 0.0
     beside = m.block_parameters(e.shared_ffn) / p.tp if e.shared_ffn else 0.0
-    return shared + m.hidden * e.experts + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
+    return shared + m.router_parameters + beside, m.expert_parameters(layer) / (p.ep * p.expert_tp)
 
 
-def routed_layers(job: Job) -> tuple[tuple[int, int], ...]:
+def routed_layers(m: Transformer, p: ParallelPlan) -> tuple[tuple[int, int], ...]:
     """Layers without and with experts, by stage."""
-    routed = [sum(job.model.has_experts(i) for i in layers) for layers in _stage_layers(job)]
-    return tuple((len(layers) - n, n) for layers, n in zip(_stage_layers(job), routed, strict=True))
+    each = [(len(layers), sum(m.has_experts(i) for i in layers)) for layers in _stage_layers(m, p)]
+    return tuple((count - routed, routed) for count, routed in each)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -67,6 +67,13 @@ class CommonNoise:
     jitter: Distribution = Fixed(0.0)  # seconds added to a step, whatever its length
 
 
+@lru_cache(8)  # noise models that differ in other numbers have the same
+def _long_run(moves: tuple[tuple[float, ...], ...]) -> Floats:
+    m = np.array(moves)
+    system = np.vstack([m.T - np.eye(len(m)), np.ones(len(m))])
+    return np.asarray(np.linalg.lstsq(system, np.append(np.zeros(len(m)), 1.0), rcond=None)[0])
+
+
 @dataclass(frozen=True)
 class NetworkRegimes:
     """States of the network: communication between nodes takes `factors[s]` as long; `moves[s][t]`: to t, each step."""
@@ -83,13 +90,13 @@ class NetworkRegimes:
     @property
     def shares(self) -> Floats:
         """How often each state is, in the long run."""
-        m = np.array(self.moves)
-        system = np.vstack([m.T - np.eye(len(m)), np.ones(len(m))])
-        return np.asarray(np.linalg.lstsq(system, np.append(np.zeros(len(m)), 1.0), rcond=None)[0])
+        return _long_run(self.moves)
 
     def path(self, rng: np.random.Generator, steps: int, runs: int) -> NDArray[np.int64]:
         """[steps, runs]: states of consecutive steps, the first in long-run shares."""
-        state = np.empty((steps, runs), np.int64)
+        state = np.zeros((steps, runs), np.int64)
+        if len(self.factors) == 1:
+            return state
         total = np.cumsum(np.array(self.moves), axis=1)
         state[0] = np.searchsorted(np.cumsum(self.shares), rng.random(runs)).clip(max=len(self.factors) - 1)
         for k in range(1, steps):
@@ -153,7 +160,7 @@ class NoiseModel:
         unknown = sorted(p for p in values if p not in known)
         if unknown:
             raise PresageError(f"the noise has no number {unknown[0]!r}: choose from {', '.join(known)}")
-        return _changed(self, "", values)
+        return _changed(self, _nested(values)) if values else self
 
     @cached_property
     def _known(self) -> dict[str, float]:
@@ -177,20 +184,26 @@ def _numbers(value: Any, path: str) -> list[tuple[str, float]]:
     return [x for name, part in _members(value) for x in _numbers(part, f"{path}.{name}" if path else name)]
 
 
-def _changed(value: T, path: str, values: Mapping[str, float]) -> T:
-    """The value with other numbers at paths at or below its own."""
-    if path in values:
-        return values[path]  # type: ignore[return-value]
-    start = f"{path}." if path else ""
-    below = {p: v for p, v in values.items() if p.startswith(start)}
-    if not below:
-        return value
-    parts = {n: _changed(x, f"{start}{n}", below) for n, x in _members(value)}
-    if isinstance(value, Mapping):
-        return parts  # type: ignore[return-value]
-    if isinstance(value, tuple):
-        return tuple(parts.values())  # type: ignore[return-value]
-    return replace(value, **parts) if parts else value  # type: ignore[type-var]
+def _nested(values: Mapping[str, float]) -> dict[str, Any]:
+    """Numbers by path as mappings in mappings."""
+    tree: dict[str, Any] = {}
+    for path, number in values.items():
+        *above, name = path.split(".")
+        at = tree
+        for word in above:
+            at = at.setdefault(word, {})
+        at[name] = number
+    return tree
+
+
+def _changed(value: T, tree: Any) -> T:
+    """The value with other numbers, which lie in the tree as they do in the value."""
+    if not isinstance(tree, dict):
+        return tree  # type: ignore[no-any-return]
+    if is_dataclass(value):
+        return replace(value, **{n: _changed(getattr(value, n), part) for n, part in tree.items()})  # type: ignore[type-var]
+    parts = {n: _changed(x, tree[n]) if n in tree else x for n, x in _members(value)}
+    return parts if isinstance(value, Mapping) else tuple(parts.values())  # type: ignore[return-value]
 
 
 NINETY = 2 * 1.6448536269514722  # standard deviations that the middle 90% of a Normal span

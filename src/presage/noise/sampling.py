@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 from zlib import crc32
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from presage.noise.distribution import Distribution
 
+Floats = NDArray[np.float64]
 Shape = int | tuple[int, ...] | None
 
 
@@ -54,6 +55,7 @@ class RandomStreams:
     seed: int = 0
     block: int = 0
     evenly: bool = False  # `even` gives generators of even draws
+    _held: dict[tuple[str, str, tuple[int, ...]], Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def child(self, block: int) -> RandomStreams:
         """The streams of a block."""
@@ -67,11 +69,25 @@ class RandomStreams:
         """The generator of a source that is drawn once a step or once a run."""
         return EvenGenerator(np.random.PCG64(self._seeds(name))) if self.evenly else self(name)
 
+    def uniform(self, name: str, size: tuple[int, ...]) -> Floats:
+        """The first uniform draws of `even(name)`, which noise models that are drawn together share."""
+        return self._first("random", name, size)
+
+    def normal(self, name: str, size: tuple[int, ...]) -> Floats:
+        """The first standard normal draws of `even(name)`."""
+        return self._first("standard_normal", name, size)
+
+    def _first(self, kind: str, name: str, size: tuple[int, ...]) -> Floats:
+        key = kind, name, size
+        if key not in self._held:
+            found = self._held[key] = np.asarray(getattr(self.even(name), kind)(size))
+            found.flags.writeable = False
+        return self._held[key]
+
     def _seeds(self, name: str) -> np.random.SeedSequence:
         return np.random.SeedSequence((self.seed, self.block, crc32(name.encode())))
 
 
-Floats = NDArray[np.float64]
 BATCHES = 8  # as many as draws are made in: see `presage.prediction.draws`
 
 

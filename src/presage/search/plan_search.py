@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import groupby
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.check import check, problems
-from presage.configs.job import Job, Recompute
+from presage.configs.job import Job
 from presage.errors import PresageError, near
-from presage.memory.job_memory import most_needed
+from presage.memory.job_memory import plans_needed
 from presage.noise.model import NoiseModel
 from presage.noise.sampling import Estimate
 from presage.pool import SERIAL, THREADS_2, Pool, open_pool
@@ -28,9 +27,10 @@ from presage.prediction.draws import DrawRequest, draw_all, step_model, without_
 from presage.prediction.draws.distribution import belief_of
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_prediction import JobResult
-from presage.prediction.jobs.job_step import job_step, stage_lower_bound, step_lower_bound
-from presage.search.plan_space import Keep, PlanFamily, PlanSpace
-from presage.search.plans import KNOBS, JobPlan, apply_plan, knob
+from presage.prediction.jobs.job_step import job_step
+from presage.prediction.jobs.plan_bounds import plan_lower_bounds
+from presage.search.plan_space import Keep, PlanFamily, PlanGrid, PlanSpace
+from presage.search.plans import KNOBS, JobPlan, apply_plan
 from presage.search.search_result import (
     OnProgress,
     PricedPlan,
@@ -42,12 +42,11 @@ from presage.search.search_result import (
 )
 
 OBJECTIVES = ("mean", "cost", "p95")
-ROUND = 64, 1024  # layouts that are priced before others are set aside anew: in the first round, in any at most
-PIECE = 32  # of them in one piece of work
-FAMILIES = 8  # in one piece of work, at least
-MANY_FAMILIES = 2000  # beyond which those that are surely slow are not looked at
-FIRST_FAMILIES = 32
-SLOWEST = 1.15
+ROUND = 128  # layouts that are priced before others are set aside anew
+PIECE = 16  # of them in one piece of work
+FAMILIES = 8  # in one piece of work
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def search(
@@ -84,11 +83,11 @@ def search(
     space = PlanSpace(job, (gpus,) if isinstance(gpus, int) else tuple(gpus), keep or {})
     families = _families(space)
     with open_pool(workers, ray) as pool:
-        field = _surveyed(space, families, efficiency, pool, tell or _nothing)
+        field = Field(space, families, _surveyed(space, families, efficiency, pool, tell or _nothing))
         race = _race(field, objective, max(top, CANDIDATES) if surely else top, prune)
         one = partial(price_plans, job, efficiency)
-        priced = _run(race, field.layouts, one, pool, objective, limit, tell or _nothing, field.legal)
-        found = _found(space, field, race, objective, efficiency, field.complete and priced, begun)
+        priced = _run(race, field, one, pool, objective, limit, tell or _nothing)
+        found = _found(field, race, objective, efficiency, field.survey.complete and priced, begun)
         return rank_by_p95(found, noise, seed, top, begun, tell or _nothing, pool) if surely else found
 
 
@@ -113,114 +112,94 @@ def _surveyed(
     space: PlanSpace, families: list[PlanFamily], efficiency: Efficiency | None, pool: Pool, tell: OnProgress
 ) -> Survey:
     """All families, a few at a time."""
-    total = Survey(0, float("inf"), [], [], [])
-    families, aside = _worth_a_look(space, families, efficiency)
-    slow = sum(space.count(f) for f in aside)
-    total = total._replace(legal=slow, slow=slow)
-    pieces, done = _pieces(families), 0
+    parts, done, legal = [Survey.nothing()], 0, 0
+    pieces = [families[i : i + FAMILIES] for i in range(0, len(families), FAMILIES)]
     for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
-        done += len(piece)
-        total = total._replace(legal=total.legal + part.legal, smallest=min(total.smallest, part.smallest))
-        for whole, more in zip(total[2:5], part[2:5], strict=True):
-            whole.extend(more)  # type: ignore[attr-defined]
+        part.family[:] += done
+        done, legal = done + len(piece), legal + part.legal
+        parts.append(part)
         try:
-            tell(SearchProgress("surveying", done, len(families), total.legal, float("inf")))
+            tell(SearchProgress("surveying", done, len(families), legal, float("inf")))
         except StopSearch:
-            return total._replace(complete=False)
-    return total
+            return Survey.joined(parts)._replace(complete=False)
+    return Survey.joined(parts)
 
 
-def _worth_a_look(
-    space: PlanSpace, families: list[PlanFamily], efficiency: Efficiency | None
-) -> tuple[list[PlanFamily], list[PlanFamily]]:
-    """Families whose stages could be busy for less than `SLOWEST` times the step of a plan that fits, and the others;
-    only where there are very many, a search of fewer looks at all."""
-    if len(families) <= MANY_FAMILIES:
-        return families, []
-    job = _same(space.job)
-    bound = np.array([stage_lower_bound(_family_job(job, f), efficiency) for f in families])
-    order = np.argsort(bound, kind="stable")
-    best = float("inf")
-    for start in range(0, len(order), FIRST_FAMILIES):
-        few = [families[i] for i in order[start : start + FIRST_FAMILIES]]
-        found = survey_families(space, efficiency, few)
-        if found.layouts:
-            least = np.argsort(found.bound)[:FIRST_FAMILIES]
-            best = min(price_plans(job, efficiency, [found.layouts[i] for i in least]))
-            break
-    near = bound <= SLOWEST * best
-    kept, aside = ([families[i] for i in np.flatnonzero(which).tolist()] for which in (near, ~near))
-    return kept, aside
+@dataclass(frozen=True)
+class Field:
+    """The plans of a survey, made where they are asked for."""
+
+    space: PlanSpace
+    families: Sequence[PlanFamily]
+    survey: Survey
+
+    @cached_property
+    def grids(self) -> dict[int, PlanGrid]:
+        return {i: self.space.grid(self.families[i]) for i in dict.fromkeys(self.survey.family.tolist())}
+
+    def plan(self, i: int) -> JobPlan:
+        return self.grids[int(self.survey.family[i])].plan(int(self.survey.place[i]))
+
+    def gpus(self) -> Ints:
+        return np.array([f.gpus for f in self.families])[self.survey.family]
+
+    def words(self) -> dict[str, tuple[list[str], Ints]]:
+        """By knob, the words there are, and the number of each plan's."""
+        numbers: dict[str, dict[str, int]] = {name: {} for name in COMPARED}
+        codes = {name: np.empty(len(self.survey.family), np.int64) for name in COMPARED}
+        begin = np.searchsorted(self.survey.family, [*self.grids, len(self.families)]).tolist()
+        for grid, start, end in zip(self.grids.values(), begin, begin[1:], strict=False):
+            at = np.unravel_index(self.survey.place[start:end], grid.shape)
+            for name, known in numbers.items():
+                axis, words = grid.words(name)
+                own = np.array([known.setdefault(word, len(known)) for word in words])
+                codes[name][start:end] = own[at[axis]]
+        return {name: (list(known), codes[name]) for name, known in numbers.items()}
 
 
-def _family_job(job: Job, f: PlanFamily) -> Job:
-    return replace(job, gpus=f.gpus, parallel=f.parallel, micro_batch=f.micro_batch, recompute=Recompute())
-
-
-def _pieces(families: list[PlanFamily]) -> list[list[PlanFamily]]:
-    """Those that differ in the size of microbatches alone stay together, the smaller sizes first."""
-    out: list[list[PlanFamily]] = []
-    for _, alike in groupby(families, key=lambda f: f._replace(micro_batch=0)):
-        if out and len(out[-1]) < FAMILIES:
-            out[-1].extend(alike)
-        else:
-            out.append(list(alike))
-    return out
-
-
-def _race(field: Survey, objective: str, top: int, prune: bool) -> PruningQueue:
-    bound = np.array(field.bound)
-    if objective == "cost":
-        bound = bound * [x.gpus for x in field.layouts]
-    return PruningQueue(field.layouts, bound, np.array(field.needed), top, prune)
+def _race(field: Field, objective: str, top: int, prune: bool) -> PruningQueue:
+    bound = field.survey.bound * (field.gpus() if objective == "cost" else 1)
+    return PruningQueue(field.words(), bound, field.survey.needed, top, prune)
 
 
 def _run(
-    race: PruningQueue, layouts: list[JobPlan], price_them: Callable[[list[JobPlan]], list[float]], pool: Pool,
-    objective: str, limit: int | None, tell: OnProgress, surveyed: int,
+    race: PruningQueue, field: Field, price_them: Callable[[list[JobPlan]], list[float]], pool: Pool,
+    objective: str, limit: int | None, tell: OnProgress,
 ) -> bool:  # fmt: skip
     """Price until all is certain; False where the limit came first."""
-    done, most = 0, limit if limit is not None else len(layouts)
-    while len(now := race.next(min(max(ROUND[0], done), ROUND[1]))):
+    total, gpus = len(race.value), field.gpus() if objective == "cost" else np.ones(len(race.value))
+    done, most = 0, limit if limit is not None else total
+    while len(now := race.next(ROUND)):
         now = now[: most - done]
         if not len(now):
             return False
         pieces = [now[i : i + PIECE] for i in range(0, len(now), PIECE)]
-        found = pool.map(price_them, [[layouts[i] for i in piece] for piece in pieces])
+        found = pool.map(price_them, [[field.plan(i) for i in piece] for piece in pieces])
         for piece, seconds in zip(pieces, found, strict=True):
-            many = np.array([layouts[i].gpus for i in piece]) if objective == "cost" else 1
-            race.value[piece] = np.array(seconds) * many
+            race.value[piece] = np.array(seconds) * gpus[piece]
             done += len(piece)
             try:
-                tell(SearchProgress("pricing", done, len(layouts), surveyed + done, float(race.value.min())))
+                tell(SearchProgress("pricing", done, total, field.survey.legal + done, float(race.value.min())))
             except StopSearch:
                 return False
     return True
 
 
 def _found(
-    space: PlanSpace,
-    field: Survey,
-    race: PruningQueue,
-    objective: str,
-    efficiency: Efficiency | None,
-    complete: bool,
-    begun: float,
+    field: Field, race: PruningQueue, objective: str, efficiency: Efficiency | None, complete: bool, begun: float
 ) -> SearchResult:
-    job, ranked = space.job, race.ranked()
-    counts = SearchCounts(
-        field.legal, field.legal - field.slow - len(field.layouts), len(field.layouts) - len(ranked) + field.slow,
-        len(ranked), field.smallest,
-    )  # fmt: skip
+    job, survey, ranked = field.space.job, field.survey, race.ranked()
+    fit = len(survey.needed)
+    counts = SearchCounts(survey.legal, survey.legal - fit, fit - len(ranked), len(ranked), survey.smallest)
 
     def short(i: int) -> PricedPlan:
-        x = field.layouts[i]
-        return PricedPlan(x, float(race.value[i]) / (x.gpus if objective == "cost" else 1), field.needed[i])
+        x = field.plan(i)
+        return PricedPlan(x, float(race.value[i]) / (x.gpus if objective == "cost" else 1), float(survey.needed[i]))
 
-    best = tuple(predict_plan(apply_plan(job, field.layouts[i]), efficiency) for i in ranked[: race.top])
+    best = tuple(predict_plan(apply_plan(job, field.plan(i)), efficiency) for i in ranked[: race.top])
     by_knob = {name: {word: short(i) for word, i in found.items()} for name, found in race.best_by_knob().items()}
     edge = tuple(short(i) for i in pareto_front(race.needed, ranked))
-    own, cloud = _own(job, space.gpus, efficiency), tuple(short(i) for i in ranked)
+    own, cloud = _own(job, field.space.gpus, efficiency), tuple(short(i) for i in ranked)
     took = time.perf_counter() - begun
     return SearchResult(objective, best, edge, by_knob, own, counts, complete, took, efficiency, cloud)
 
@@ -238,44 +217,39 @@ def _nothing(_: SearchProgress) -> None:
 
 # ---- PruningQueue: which layouts must still be priced before the best ones are certain.
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 COMPARED = tuple(name for name in KNOBS if name not in ("dp", "zero"))
 
 
 class PruningQueue:
     """Arrays over all layouts that fit. `value` is what is sought to be small; infinite until it is known."""
 
-    def __init__(self, layouts: Sequence[JobPlan], bound: Floats, needed: Floats, top: int, prune: bool) -> None:
-        self.bound, self.needed, self.top, self.prune = bound, needed, top, prune
-        self.value = np.full(len(layouts), np.inf)
-        self.order = np.argsort(bound, kind="stable")
-        self.words = {name: _coded([knob(x, name) for x in layouts]) for name in COMPARED}
+    def __init__(
+        self, words: dict[str, tuple[list[str], Ints]], bound: Floats, needed: Floats, top: int, prune: bool
+    ) -> None:
+        self.words, self.bound, self.needed, self.top, self.prune = words, bound, needed, top, prune
+        self.value = np.full(len(bound), np.inf)
+        self.left = np.argsort(bound, kind="stable")  # that may still matter, those with the least bounds first
 
     def next(self, most: int) -> Ints:
-        """The next to be priced, those with the least bounds first; none when all is certain."""
-        left = self.order[~np.isfinite(self.value[self.order])]
-        if self.prune and np.isfinite(self.value).any():
-            left = left[~self._aside(left)]
-        return np.asarray(left[:most])
+        """The next to be priced; none when all is certain."""
+        known = np.flatnonzero(np.isfinite(self.value))
+        if self.prune and len(known):
+            self.left = self.left[~self._aside(self.left, known)]
+        now, self.left = self.left[:most], self.left[most:]
+        return now
 
-    def _aside(self, of: Ints) -> NDArray[np.bool_]:
-        bound, known = self.bound[of], np.flatnonzero(np.isfinite(self.value))
-        aside = bound > self._nth_best()
+    def _aside(self, of: Ints, known: Ints) -> NDArray[np.bool_]:
+        bound, value = self.bound[of], self.value[known]
+        aside = bound > (np.partition(value, self.top - 1)[self.top - 1] if len(value) >= self.top else np.inf)
         for words, codes in self.words.values():
             best = np.full(len(words), np.inf)
-            np.minimum.at(best, codes[known], self.value[known])
+            np.minimum.at(best, codes[known], value)
             aside &= bound > best[codes[of]]
-        return np.asarray(aside & (bound > self._least_within(self.needed[of])))
+        return np.asarray(aside & (bound > self._least_within(self.needed[of], known)))
 
-    def _nth_best(self) -> float:
-        if self.top > len(self.value):
-            return float("inf")
-        return float(np.partition(self.value, self.top - 1)[self.top - 1])
-
-    def _least_within(self, memory: Floats) -> Floats:
+    def _least_within(self, memory: Floats, known: Ints) -> Floats:
         """The least value known of layouts that need no more memory."""
-        order = np.argsort(self.needed, kind="stable")
+        order = known[np.argsort(self.needed[known], kind="stable")]
         least = np.append(np.inf, np.minimum.accumulate(self.value[order]))
         return np.asarray(least[np.searchsorted(self.needed[order], memory, side="right")])
 
@@ -293,13 +267,6 @@ class PruningQueue:
             order = np.argsort(at, kind="stable")
             out[name] = {words[c]: int(ranked[i]) for c, i in zip(firsts[order], at[order], strict=True)}
         return out
-
-
-def _coded(words: list[str]) -> tuple[list[str], Ints]:
-    """The words there are, and each one's number."""
-    numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int64)
-    return list(numbers), codes
 
 
 def pareto_front(needed: Floats, ranked: Ints) -> list[int]:
@@ -348,36 +315,40 @@ class Survey(NamedTuple):
 
     legal: int
     smallest: float  # bytes that the most frugal of all legal ones needs
-    layouts: list[JobPlan]
-    needed: list[float]  # bytes
-    bound: list[float]  # seconds: no step takes less
+    family: Ints  # of each that fits: the number of its family
+    place: Ints  # and its place in that family's grid
+    needed: Floats  # bytes
+    bound: Floats  # seconds: no step takes less
     complete: bool = True  # whether all families were looked at
-    slow: int = 0  # legal plans that are surely too slow to be looked at
+
+    @staticmethod
+    def nothing() -> Survey:
+        none = np.empty(0, np.int64)
+        return Survey(0, float("inf"), none, none, np.empty(0), np.empty(0))
+
+    @staticmethod
+    def joined(parts: Sequence[Survey]) -> Survey:
+        legal, smallest = sum(p.legal for p in parts), min(p.smallest for p in parts)
+        family, place, needed, bound = (np.concatenate(each) for each in list(zip(*parts, strict=True))[2:6])
+        return Survey(legal, smallest, family, place, needed, bound)
 
 
 def survey_families(space: PlanSpace, efficiency: Efficiency | None, families: Sequence[PlanFamily]) -> Survey:
-    """All layouts of families: which fit, and what their steps take at least.
-
-    Larger microbatches need no less memory, so what does not fit with small ones is not looked at with larger ones.
-    """
-    job, memory = _same(space.job), float(space.job.platform.gpu.memory)
-    out = Survey(0, float("inf"), [], [], [])
-    legal, smallest, full = 0, float("inf"), set[tuple[object, ...]]()
-    for family in families:
-        for x in space.layouts(family):
-            legal, key = legal + 1, (x.gpus, x.parallel, x.recompute)
-            if key in full:
-                continue
-            made = apply_plan(job, x)
-            needed = most_needed(made)
-            smallest = min(smallest, needed)
-            if needed > memory:
-                full.add(key)
-                continue
-            out.layouts.append(x)
-            out.needed.append(needed)
-            out.bound.append(step_lower_bound(made, efficiency))
-    return out._replace(legal=legal, smallest=smallest)
+    """All layouts of families: which fit, and what their steps take at least."""
+    job, memory, parts = _same(space.job), float(space.job.platform.gpu.memory), [Survey.nothing()]
+    for number, f in enumerate(families):
+        grid = space.grid(f)
+        made, rest = job.changed(gpus=f.gpus, parallel=f.parallel), grid[1:4]
+        if not grid.legal:
+            continue
+        legal = np.broadcast_to(grid.allowed[:, :, None, None], grid.shape)
+        needed = np.where(legal, plans_needed(made, f.sizes, *rest), np.inf)
+        fits = np.flatnonzero(needed <= memory)
+        sizes = int(fits[-1]) // needed[0].size + 1 if len(fits) else 0  # beyond which nothing fits
+        bound = plan_lower_bounds(made, f.sizes[:sizes], *rest, efficiency).ravel()[fits] if sizes else np.empty(0)
+        own = np.full(len(fits), number)
+        parts.append(Survey(grid.legal, float(needed.min()), own, fits, needed.ravel()[fits], bound))
+    return Survey.joined(parts)
 
 
 def price_plans(job: Job, efficiency: Efficiency | None, layouts: Sequence[JobPlan]) -> list[float]:

@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import groupby
 from math import isqrt
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
 from presage.errors import PresageError
 from presage.parallel.dispatchers import USUAL
 from presage.parallel.plan import ParallelPlan
 from presage.parallel.schedules import ONE_CHUNK, SCHEDULES, ScheduleKind
+from presage.prediction.jobs.efficiency import LAWS
 from presage.prediction.jobs.expert_exchange import dispatch_seconds
-from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, knob, recompute_word
+from presage.prediction.jobs.plan_cache import PlanCache, plan_cache
+from presage.search.plans import KNOBS, RECOMPUTES, JobPlan, StateSharding, recompute_word, sharding_word
 
 MOST_TP = 16  # or the GPUs that share a domain, where these are more
 FUSED = ("deepep", "hybridep")  # dispatchers that are tried
@@ -27,11 +33,11 @@ Keep = Mapping[str, frozenset[str]]  # knob: the words that are left of it
 
 
 class PlanFamily(NamedTuple):
-    """Layouts whose layers cost the same."""
+    """Layouts with the same degrees."""
 
     gpus: int
     parallel: ParallelPlan  # with the schedule and the sharding left open
-    micro_batch: int
+    sizes: tuple[int, ...]  # of microbatches
 
     @property
     def dp(self) -> int:
@@ -46,12 +52,44 @@ class LayerSplit(NamedTuple):
     ends_as_layers: bool
 
 
-class StateSharding(NamedTuple):
-    """What data parallel ranks share."""
+class PlanGrid(NamedTuple):
+    """The plans of a family: each size of microbatches with each split that it allows, each sharding and each
+    recomputation, in this order."""
 
-    zero: int
-    fsdp: bool
-    shard: int
+    family: PlanFamily
+    splits: tuple[ParallelPlan, ...]  # with the sharding left open
+    shardings: tuple[ParallelPlan, ...]  # with the schedule left open
+    recomputes: tuple[Recompute, ...]
+    allowed: NDArray[np.bool_]  # [size, split]: whether a schedule takes so many microbatches
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return *self.allowed.shape, len(self.shardings), len(self.recomputes)
+
+    @property
+    def legal(self) -> int:
+        """How many legal plans there are."""
+        return int(self.allowed.sum()) * len(self.shardings) * len(self.recomputes)
+
+    def words(self, name: str) -> tuple[int, list[str]]:
+        """The axis of `shape` along which plans choose a knob, and their words for it."""
+        if name in ("virtual", "schedule"):
+            return 1, [str(getattr(p, name)) for p in self.splits]
+        if name == "sharding":
+            return 2, [sharding_word(p) for p in self.shardings]
+        if name == "recompute":
+            return 3, [recompute_word(r) for r in self.recomputes]
+        sizes = self.family.sizes
+        if name == "micro_batch":
+            return 0, [str(size) for size in sizes]
+        return 0, [str(self.family.gpus if name == "gpus" else getattr(self.family.parallel, name))] * len(sizes)
+
+    def plan(self, place: int) -> JobPlan:
+        """The plan at a place."""
+        size, split, sharding, again = np.unravel_index(place, self.shape)
+        q = self.shardings[sharding]
+        parallel = replace(self.splits[split], zero=q.zero, fsdp=q.fsdp, shard=q.shard)
+        return JobPlan(self.family.gpus, parallel, self.family.sizes[size], self.recomputes[again])
 
 
 @dataclass(frozen=True)
@@ -64,13 +102,14 @@ class PlanSpace:
 
     def families(self) -> Iterator[PlanFamily]:
         """All families, each once."""
+        known = plan_cache(self.job, LAWS)
         for gpus in self.gpus:
             for tp in self._tps(gpus):
                 for cp in self._cps(gpus, tp):
                     for pp in self._pps(gpus, tp, cp):
-                        yield from self._inner(gpus, tp, cp, pp)
+                        yield from self._inner(gpus, tp, cp, pp, known)
 
-    def _inner(self, gpus: int, tp: int, cp: int, pp: int) -> Iterator[PlanFamily]:
+    def _inner(self, gpus: int, tp: int, cp: int, pp: int, known: PlanCache) -> Iterator[PlanFamily]:
         dp = gpus // (tp * cp * pp)
         if not self.allows("dp", dp):
             return
@@ -78,23 +117,32 @@ class PlanSpace:
         plan = ParallelPlan(tp=tp, sequence_parallel=sequence, cp=cp, pp=pp)
         for ep, expert_tp in self._experts(gpus // pp, tp):
             each = [replace(plan, ep=ep, expert_tp=expert_tp, dispatcher=d) for d in self._dispatchers(ep * expert_tp)]
-            for size in self._micro_batches(dp) if each else ():
-                yield PlanFamily(gpus, self._quickest(gpus, each, size), size)
+            sizes = self._micro_batches(dp) if each else []
+            sized = [(self._quickest(gpus, each, size, known), size) for size in sizes]
+            for quickest, some in groupby(sized, key=lambda pair: pair[0]):
+                yield PlanFamily(gpus, quickest, tuple(size for _, size in some))
+
+    def grid(self, f: PlanFamily) -> PlanGrid:
+        """Plans of a family, by what they choose."""
+        by_size = [self._splits(f, size) for size in f.sizes]
+        choices = tuple(dict.fromkeys(split for some in by_size for split in some)), tuple(self._shardings(f))
+        p = f.parallel
+        degrees, experts = (p.tp, p.sequence_parallel, p.pp), (p.cp, p.ep, p.expert_tp)  # `replace` takes far longer
+        splits = tuple(
+            ParallelPlan(*degrees, virtual, kind, *experts, 0, False, 0, (), ends, p.dispatcher)
+            for virtual, kind, ends in choices[0]
+        )
+        shardings = tuple(
+            ParallelPlan(*degrees, 1, p.schedule, *experts, *one, (), False, p.dispatcher) for one in choices[1]
+        )
+        allowed = np.array([[split in some for split in choices[0]] for some in by_size], bool)
+        return PlanGrid(f, splits, shardings, tuple(self._recomputes()), allowed)
 
     def layouts(self, f: PlanFamily) -> list[JobPlan]:
         """Plans of a family, in order."""
-        splits, shardings, again = self._splits(f), self._shardings(f), self._recomputes()
-        every = [
-            replace(f.parallel, **split._asdict(), **sharding._asdict()) for split in splits for sharding in shardings
-        ]
-        made = [JobPlan(f.gpus, parallel, f.micro_batch, r) for parallel in every for r in again]
-        late = [name for name in self.keep if name in ("zero", "sharding")]
-        return [x for x in made if all(knob(x, name) in self.keep[name] for name in late)]
-
-    def count(self, f: PlanFamily) -> int:
-        if any(name in ("zero", "sharding") for name in self.keep):
-            return len(self.layouts(f))
-        return len(self._splits(f)) * len(self._shardings(f)) * len(self._recomputes())
+        grid = self.grid(f)
+        every = np.broadcast_to(grid.allowed[:, :, None, None], grid.shape)
+        return [grid.plan(place) for place in np.flatnonzero(every).tolist()]
 
     def allows(self, name: str, value: object) -> bool:
         return name not in self.keep or str(value) in self.keep[name]
@@ -136,11 +184,12 @@ class PlanSpace:
         names = dict.fromkeys((own, USUAL, *more)) if ranks > 1 else (own,)
         return [name for name in names if self.allows("dispatcher", name)]
 
-    def _quickest(self, gpus: int, each: list[ParallelPlan], size: int) -> ParallelPlan:
+    def _quickest(self, gpus: int, each: list[ParallelPlan], size: int, known: PlanCache) -> ParallelPlan:
         """The plan with the shortest exchanges, of those that differ in their dispatcher alone."""
         if len(each) == 1:
             return each[0]
-        return min(each, key=lambda p: dispatch_seconds(replace(self.job, gpus=gpus, parallel=p, micro_batch=size)))
+        jobs = (self.job.changed(gpus=gpus, parallel=p, micro_batch=size) for p in each)
+        return min(jobs, key=lambda job: dispatch_seconds(job, known)).parallel
 
     def _micro_batches(self, dp: int) -> list[int]:
         """Powers of two, and the job's own."""
@@ -148,12 +197,12 @@ class PlanSpace:
         sizes = {1 << i for i in range(replica.bit_length())} | {self.job.micro_batch}
         return self._kept("micro_batch", (s for s in sorted(sizes) if not replica % s))
 
-    def _splits(self, f: PlanFamily) -> list[LayerSplit]:
+    def _splits(self, f: PlanFamily, size: int) -> list[LayerSplit]:
         pp, searched = f.parallel.pp, [kind for kind in SCHEDULES.values() if self._tries(kind)]
         if pp == 1:
             found = [LayerSplit(1, ONE_CHUNK, False)]
         else:
-            count = self.job.global_batch // (f.micro_batch * f.dp)
+            count = self.job.global_batch // (size * f.dp)
             flat, chunked = ([k.name for k in searched if k.chunks in few] for few in (("one", "any"), ("several",)))
             found = [LayerSplit(1, kind, ends) for ends in self._ends(pp) for kind in flat]
             chunks = self._chunks(pp) if not count % pp else []
@@ -185,13 +234,13 @@ class PlanSpace:
         ZeRO's stages 2 and 3 go without a pipeline unless they are the job's own: DeepSpeed has no such plans."""
         q, p = f.parallel, self.job.parallel
         holders, near = f.dp * q.cp, self.job.platform.domain // q.tp
-        if holders == 1:
-            return [StateSharding(0, False, 0)]
-        found = [StateSharding(z, False, 0) for z in range(4 if q.pp == 1 else 2)]
-        found += [StateSharding(2, True, 0), StateSharding(3, True, 0)]
-        found += [StateSharding(3, True, near)] if 1 < near < holders and not holders % near else []
-        own = StateSharding(p.zero, p.fsdp, p.shard)
-        return found if own in found or (p.shard and holders % p.shard) else [*found, own]
+        found = [StateSharding(z, False, 0) for z in range(1 if holders == 1 else 4 if q.pp == 1 else 2)]
+        if holders > 1:
+            found += [StateSharding(2, True, 0), StateSharding(3, True, 0)]
+            found += [StateSharding(3, True, near)] if 1 < near < holders and not holders % near else []
+            own = StateSharding(p.zero, p.fsdp, p.shard)
+            found += [] if own in found or (p.shard and holders % p.shard) else [own]
+        return [s for s in found if self.allows("zero", s.zero) and self.allows("sharding", sharding_word(s))]
 
     def _recomputes(self) -> list[Recompute]:
         """The usual ones, and the job's own."""

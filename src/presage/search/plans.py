@@ -23,6 +23,14 @@ KNOBS = (
 )  # fmt: skip
 
 
+class StateSharding(NamedTuple):
+    """What data parallel ranks share."""
+
+    zero: int
+    fsdp: bool
+    shard: int
+
+
 class JobPlan(NamedTuple):
     """The choices of one plan: GPUs, the parallel plan on them, the microbatch size, what is recomputed."""
 
@@ -70,7 +78,7 @@ def knob(x: JobPlan, name: str) -> str:
     return str(getattr(x, name) if name in ("gpus", "dp", "micro_batch") else getattr(x.parallel, name))
 
 
-def sharding_word(p: ParallelPlan) -> str:
+def sharding_word(p: ParallelPlan | StateSharding) -> str:
     if not p.fsdp:
         return f"zero{p.zero}/{p.shard}" if p.shard else f"zero{p.zero}"
     kind = f"hsdp{p.shard}" if p.shard else "fsdp"

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from presage.costs.closed_form.op_shapes import Accumulated, MemoryBound, OpShape, shape_of
 from presage.costs.closed_form.parameters import ClosedFormParameters, parameter_source, parameters
@@ -22,6 +25,7 @@ from presage.graph.graph import Graph, Op
 from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu, gpu
 
+Bytes = TypeVar("Bytes", float, NDArray[np.float64])  # one number, or many
 KINDS = tuple(gemm.WIDTHS)
 FITTED_AS = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp8"}
 STAND_INS = {"nvfp4": "mxfp8", "mxfp8": "fp8", "fp8": "bf16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
@@ -165,7 +169,7 @@ class ClosedFormKernels:
             kind = STAND_INS[kind] if kind != "bf16" or "fp16" not in self.gpu.peak else "fp16"
         return self.gpu.peak[kind]
 
-    def memory_bound(self, nbytes: float, launches: int = 1, kind: str = "copy") -> float:
+    def memory_bound(self, nbytes: Bytes, launches: int = 1, kind: str = "copy") -> Bytes:
         """Kernels that are bound by memory, by the bytes they read and write."""
         return launches * self.parameters.launch + nbytes / self._bandwidth.get(kind, self._bandwidth["other"])
 

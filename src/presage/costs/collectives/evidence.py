@@ -22,7 +22,7 @@ class TimeRange:
 
 MEASURED = TimeRange(0.93, 1.10, "measured on this platform in this group size")
 NEAR = TimeRange(0.91, 1.17, "measured on this platform in other group sizes")
-SAME_LINKS = TimeRange(0.87, 1.17, "measured on other GPUs with these links")
-OTHER_LINKS = TimeRange(0.63, 1.63, "from link specs, nothing measured on these links")
+SAME_LINKS = TimeRange(0.86, 1.15, "measured on other GPUs with these links")
+OTHER_LINKS = TimeRange(0.65, 1.63, "from link specs, nothing measured on these links")
 NODES = TimeRange(0.90, 1.63, "from link specs between nodes")
 MORE_NODES = TimeRange(0.80, 2.0, f"from link specs between more nodes than were compared with ({SEEN_NODES})")

@@ -248,7 +248,7 @@ def _transfers(
         if spread.step:
             times *= np.exp(spread.step * streams(f"step of {kind}").standard_normal(size))
         if kind == "dp" and spread.own:  # of the groups, one for each stage, all wait for the last
-            u = streams.even("own of dp").random(size) ** (1 / shape.stages)
+            u = streams.uniform("own of dp", size) ** (1 / shape.stages)
             times *= np.exp(spread.own * STANDARD.quantile(u))
         total += shape.later(kind, times)
     return total
@@ -263,13 +263,15 @@ def transfers_vary(noise: NoiseModel) -> bool:
 def common_factors(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ...], consecutive: bool) -> Floats:
     """[runs, steps]: what all GPUs share: the run's own pace, its drift, the step's."""
     c = noise.common
-    state = streams.even("common").standard_normal(size)
+    state = streams.normal("common", size)
+    if consecutive:
+        state = state.copy()
     for k in range(1, size[1] if consecutive else 0):
         state[:, k] = c.correlation * state[:, k - 1] + np.sqrt(1 - c.correlation**2) * state[:, k]
     log = c.sd * state
-    log += c.run_sd * streams.even("run").standard_normal((size[0], 1))
-    place = streams.even("place").random((size[0], 1) if consecutive else size) - 0.5
-    drift = c.drift + c.drift_sd * streams.even("drift").standard_normal((size[0], 1))
+    log += c.run_sd * streams.normal("run", (size[0], 1))
+    place = streams.uniform("place", (size[0], 1) if consecutive else size) - 0.5
+    drift = c.drift + c.drift_sd * streams.normal("drift", (size[0], 1))
     return np.exp(log + drift * place)
 
 
@@ -277,7 +279,7 @@ def stall_seconds(noise: NoiseModel, streams: RandomStreams, size: tuple[int, ..
     """[runs, steps]: seconds of stalls, of which so many are expected in a step."""
     if not rate:
         return np.zeros(size)
-    place, share = streams.even("stalls").random(size), -np.expm1(-rate)
+    place, share = streams.uniform("stalls", size), -np.expm1(-rate)
     if streams.evenly:  # places of the steps that stall are even too
         return np.where(place < share, noise.stalls.seconds.quantile(np.minimum(place / share, 1 - 1e-12)), 0.0)
     return np.where(place < share, noise.stalls.seconds.sample(streams("stalled"), size), 0.0)

@@ -14,7 +14,7 @@ from presage.noise.model import CLASSES, COMMUNICATION
 from presage.parallel.pipeline_run import PipelineStep
 from presage.parallel.plan import LAYER_AXES, Axis
 from presage.prediction.jobs.block_cost import communicators
-from presage.prediction.jobs.chunk_time import ChunkTime
+from presage.prediction.jobs.chunk_time import ChunkTimes
 from presage.prediction.jobs.efficiency import Efficiency
 from presage.prediction.jobs.job_step import JobStep, job_step
 from presage.prediction.jobs.stages import Chunk
@@ -115,28 +115,27 @@ def _across(job: Job) -> frozenset[str]:
 def _work(s: JobStep) -> Floats:
     """Seconds of each class in each pass; those of all classes add up to the pass."""
     split = s.pipeline.schedule.splits_backward
-    kinds = np.array([_passes(c, t, s.slowdown, split) for c, t in zip(s.plan.kinds, s.passes, strict=True)])
+    kinds = np.array([_passes(c, s.passes, i, s.slowdown, split) for i, c in enumerate(s.plan.kinds)])
     return np.moveaxis(kinds[s.plan.at], (2, 3), (0, 1))
 
 
-def _passes(c: Chunk, t: ChunkTime, slow: float, split: bool) -> Floats:
+def _passes(c: Chunk, times: ChunkTimes, number: int, slow: float, split: bool) -> Floats:
     """[class, pass] of one kind of chunk."""
+    forward, backward, weight, waits, host = (float(x[number]) for x in times[:5])
     out = np.zeros((len(CLASSES), len(PASSES)))
-    for i, (cost, total) in enumerate(
-        ((c.passes.forward, t.forward), (c.passes.backward + c.passes.again, t.backward))
-    ):
+    for i, (cost, total) in enumerate(((c.passes.forward, forward), (c.passes.backward + c.passes.again, backward))):
         own = {"products": cost.product * slow, "attention": cost.attention * slow, "streams": cost.stream}
         own |= {axis.value: getattr(cost, axis.value) for axis in LAYER_AXES}
         rest = total - sum(own.values())
         own["ep"] += min(0.0, rest)  # hidden beside compute
-        late = t.host / (t.host + t.waits) if t.host + t.waits > 0 else 1.0
+        late = host / (host + waits) if host + waits > 0 else 1.0
         own |= {"host": max(0.0, rest) * late, "sharding": max(0.0, rest) * (1 - late)}
         for name, value in own.items():
             out[CLASSES.index(name), i] = value
     if split:
         at = CLASSES.index("products")
-        out[at, 2] = t.weight
-        out[at, 1] -= t.weight
+        out[at, 2] = weight
+        out[at, 1] -= weight
     return np.maximum(out, 0.0)
 
 

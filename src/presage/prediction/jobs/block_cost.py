@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from presage.configs.job import Job, activation_bytes
 from presage.costs.closed_form import ClosedFormKernels
+from presage.costs.closed_form.kernels import Bytes
 from presage.costs.collectives import Collectives
 from presage.costs.collectives.group import RankGroup
 from presage.costs.exchange import TokenExchange, fused_seconds, nccl_seconds
@@ -106,9 +108,19 @@ class BlockCostModel:
         self.known, self.layers = plan_cache(job, efficiency, paces), layer_key(job)
         self.kernels: KernelModel = ClosedFormKernels.of(job.platform.gpu, job.framework.attention)
         self.collectives = Collectives.of(job.platform)
-        self.groups = communicators(job)
         self.held = overlap_loss(job.platform.gpu)
         self.backward = 1.0 if job.precision == "fp32" else efficiency.backward
+
+    @cached_property
+    def groups(self) -> Mapping[Axis, RankGroup]:
+        return communicators(self.job)
+
+    def of_plan(self, job: Job) -> BlockCostModel:
+        """That of the job with another plan."""
+        other = copy(self)
+        other.__dict__.pop("groups", None)
+        other.job, other.layers = job, layer_key(job)
+        return other
 
     def block_costs(self, layer: LayerGraph) -> list[tuple[LayerBlock, Passes]]:
         """One microbatch through each block of a layer, nothing of it repeated."""
@@ -146,9 +158,9 @@ class BlockCostModel:
 
     # ---- transfers
 
-    def collective_seconds(self, op: str, nbytes: float, axis: Axis) -> float:
+    def collective_seconds(self, op: str, nbytes: Bytes, axis: Axis) -> Bytes:
         """A collective by itself."""
-        alone = float(self.collectives.seconds(op, nbytes, self.groups[axis]))
+        alone = self.collectives.seconds(op, nbytes, self.groups[axis])
         return alone if self.paces is EVEN else alone * pace_of(self.paces, self.job, axis, op)
 
     def _transfer(self, layer: LayerGraph, place: int, op: Op, times: Sequence[OpTime]) -> BlockCost:
@@ -172,7 +184,7 @@ class BlockCostModel:
             cuts = RankGroup(cut, min(cut, domain))
             return nccl_seconds(op, nbytes, self.groups[Axis.EP], cuts, self.collectives) * pace
         ranks = job.parallel.ep * cut
-        width = float(job.model.hidden * activation_bytes(job))
+        width = float(job.model.expert_width * activation_bytes(job))
         sent = TokenExchange(nbytes / (width * e.top_k), e.top_k * cut, width, e.most_domains(ranks, domain))
         group, launched = RankGroup(ranks, min(ranks, domain)), job.framework.host != "graph"
         return fused_seconds(d, sent, group, self.collectives, launched) * pace

@@ -57,7 +57,7 @@ def job_roofline(job: Job, step: JobStep, efficiency: Efficiency | None = None) 
 
 def _layers(job: Job, stage: int) -> Iterator[tuple[LayerGraph, float, bool]]:
     """The graphs of a stage, how often each runs in a step, and whether it may be recomputed: never the ends."""
-    d, m = assign_layers(job), job.model
+    d, m = assign_layers(job.model, job.parallel), job.model
     for (layers, first, last), count in zip(d.kinds, d.counts[stage].tolist(), strict=True):
         often = count * job.passes
         for number, times in layers:

@@ -145,13 +145,13 @@ def _feed_forward(m: Transformer, layer: int) -> dict[str, float]:
         return _block(m, "mlp", m.ffn)
     e = m.experts
     assert e is not None
-    routed = {name: e.top_k * f for name, f in _block(m, "moe", e.ffn).items()}
-    return {"router": 2.0 * m.hidden * e.experts, **routed, **_block(m, "shared", e.shared_ffn)}
+    routed = {name: e.top_k * f for name, f in _block(m, "moe", e.ffn, e.latent).items()}
+    return {"router": 2.0 * m.router_parameters, **routed, **_block(m, "shared", e.shared_ffn)}
 
 
-def _block(m: Transformer, name: str, ffn: int) -> dict[str, float]:
-    up = 2 if m.gated else 1
-    return {f"{name}_up": 2.0 * m.hidden * up * ffn, f"{name}_down": 2.0 * m.hidden * ffn}
+def _block(m: Transformer, name: str, ffn: int, outer: int = 0) -> dict[str, float]:
+    up, h = 2 if m.gated else 1, outer or m.hidden
+    return {f"{name}_up": 2.0 * h * up * ffn, f"{name}_down": 2.0 * h * ffn}
 
 
 def peak_of(gpu: Gpu, precision: str) -> tuple[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,13 +16,13 @@ from presage.parallel.orders import Route
 from presage.parallel.pipeline import Schedule
 from presage.parallel.pipeline_run import PipelineStep, run_pipeline
 from presage.parallel.plan import LAYER_AXES, Axis
-from presage.prediction.jobs.block_cost import BlockCostModel, Passes
-from presage.prediction.jobs.chunk_time import ChunkTime, chunk_time
+from presage.prediction.jobs.block_cost import BlockCostModel
+from presage.prediction.jobs.chunk_time import ChunkTimes, chunk_times
 from presage.prediction.jobs.efficiency import Efficiency, shipped_efficiency
 from presage.prediction.jobs.job_host import layer_host_of
 from presage.prediction.jobs.optimizer_step import optimizer_seconds
 from presage.prediction.jobs.replica_traffic import exchange
-from presage.prediction.jobs.stages import Chunk, Stages, chunks, layer_passes
+from presage.prediction.jobs.stages import Chunk, Stages, chunks
 from presage.prediction.jobs.weights import Weights, trained_weights
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces
 
@@ -40,7 +39,7 @@ class JobStep:
     forward: Floats  # [stage, chunk] seconds of a microbatch
     backward: Floats
     plan: Stages  # the chunks of each stage
-    passes: tuple[ChunkTime, ...]  # by kind of chunk
+    passes: ChunkTimes  # by kind of chunk
     replicas: float  # seconds of exposed communication between replicas
     update: float  # seconds of the optimizer
     through: int  # microbatches that go through each chunk
@@ -61,36 +60,6 @@ def job_step(job: Job, efficiency: Efficiency | None = None, paces: WorkPaces = 
     first = step_at_clock(setting, 1.0)
     slow = slowdown(job, pricer, setting.plan, first.seconds)
     return first if slow == 1.0 else step_at_clock(setting, slow)
-
-
-def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """A lower bound of the step time, far cheaper than `job_step`: at full clock, a stage's work between the first
-    forward pass that reaches it and the last backward pass that leaves it."""
-    p, pricer = job.parallel, BlockCostModel(job, efficiency or shipped_efficiency())
-    plan, host = chunks(job, pricer), layer_host_of(job, pricer.efficiency)
-    times = [chunk_time(job, pricer, c, host, 1.0) for c in plan.kinds]
-    forward, backward = np.array([x.forward for x in times]), np.array([x.backward for x in times])
-    busy = job.passes * (plan.counts @ (forward + backward))
-    if p.pipeline_kind.route is Route.BOTH_WAYS:  # any stage may be the first
-        return float(busy.max() + _update(job, pricer, plan, host))
-    way = forward[plan.at[:, 0]]
-    if not p.pipeline_kind.splits_backward:  # where weight gradients may come last, nothing need follow them
-        way = way + backward[plan.at].min(axis=1)
-    longest = max(busy[0], (busy[1:] + np.cumsum(way)[:-1]).max(initial=0.0))
-    return float(longest + _update(job, pricer, plan, host))
-
-
-def stage_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """A bound below that of `step_lower_bound`, and cheaper: the layers' compute, spread evenly over the stages."""
-    pricer, m = BlockCostModel(job, efficiency or shipped_efficiency()), job.model
-    counted = Counter(m.kind(i) for i in range(m.layers))
-    first = {m.kind(i): i for i in reversed(range(m.layers))}
-    layers = sum(_least(layer_passes(job, pricer, first[kind])) * times for kind, times in counted.items())
-    return job.microbatches * layers / job.parallel.pp
-
-
-def _least(one: Passes) -> float:
-    return sum(c.compute + c.tp + c.cp for c in (one.forward, one.backward))
 
 
 def slowdown(job: Job, pricer: BlockCostModel, plan: Stages, seconds: float) -> float:
@@ -143,10 +112,9 @@ class StepInputs(NamedTuple):
 def step_at_clock(s: StepInputs, slow: float) -> JobStep:
     """Simulate the step with tensor-core kernels slowed down by this factor."""
     job, at = s.job, s.plan.at
-    passes = tuple(chunk_time(job, s.pricer, c, s.host, slow) for c in s.plan.kinds)
-    forward = np.array([x.forward for x in passes])[at]
-    backward = np.array([x.backward for x in passes])[at]
-    weight = np.array([x.weight for x in passes])[at] if s.schedule.splits_backward else None
+    passes = chunk_times(job, s.pricer, s.plan.kinds, s.host, slow)
+    forward, backward = passes.forward[at], passes.backward[at]
+    weight = passes.weight[at] if s.schedule.splits_backward else None
     if weight is not None:
         backward = backward - weight
     done = run_pipeline(s.schedule, forward, backward, weight, s.send, job.overlap.pipeline)
@@ -213,29 +181,28 @@ def _update(job: Job, pricer: BlockCostModel, plan: Stages, host: LayerHost) -> 
     most = float((plan.counts @ parameters.sum(axis=1)).max())
     layers = float((plan.counts @ [c.layers for c in plan.kinds]).max())
     launched = (host.optimizer + layers * host.optimizer_layer) * pricer.paces.host
-    return max(optimizer_seconds(job, pricer, most, layers), launched)
+    return max(float(optimizer_seconds(job, pricer, most, layers)), launched)
 
 
-def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights:
+def _weights(job: Job, pricer: BlockCostModel, c: Chunk) -> Weights[float]:
     """Trained parameters of a chunk; worked out once for all plans that have it."""
     p, kind = job.parallel, (c.dealt, c.first, c.last)
     key = ("weights", p.tp, p.ep, p.expert_tp, p.pp * p.virtual > 1, kind)
     return pricer.known.get(key, lambda: trained_weights(job, *kind))
 
 
-def _parts(plan: Stages, stage: int, passes: tuple[ChunkTime, ...], slow: float, microbatches: int) -> dict[str, float]:
+def _parts(plan: Stages, stage: int, passes: ChunkTimes, slow: float, microbatches: int) -> dict[str, float]:
     """Seconds of a stage by kind of work."""
     ahead, back = plan.work(stage)
     c = (ahead + back) * microbatches
-    counts = (plan.counts[stage] * microbatches).tolist()
-    each = list(zip(counts, passes, strict=True))
+    counts = plan.counts[stage] * microbatches
     transfers = {axis.value: getattr(c, axis.value) for axis in LAYER_AXES}
-    transfers[Axis.EP.value] -= sum(n * x.hidden for n, x in each)
+    transfers[Axis.EP.value] -= float(counts @ passes.hidden)
     return {
         "products": c.product * slow,
         "attention": c.attention * slow,
         "streams": c.stream,
         **transfers,
-        "sharding": sum(n * x.waits for n, x in each),
-        "host": sum(n * x.host for n, x in each),
+        "sharding": float(counts @ passes.waits),
+        "host": float(counts @ passes.host),
     }

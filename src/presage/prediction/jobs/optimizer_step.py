@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from presage.configs.job import Job
 from presage.costs.closed_form import ClosedFormKernels
+from presage.costs.closed_form.kernels import Bytes
 from presage.costs.families.gemm import GemmShape
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
@@ -22,24 +27,27 @@ def update_bytes(job: Job) -> float:
     return job.framework.update_bytes or UPDATE_BYTES.get(job.optimizer, ONE_MOMENT)
 
 
-def optimizer_seconds(job: Job, pricer: BlockCostModel, own: float, layers: float) -> float:
+def optimizer_seconds(job: Job, pricer: BlockCostModel, own: Bytes, layers: Bytes) -> Bytes:
     """Seconds for a rank's `own` parameters; its stage has so many layers."""
     away = job.recipe.host_optimizer
-    took = pricer.memory_bound_seconds(update_bytes(job) * own * (1 - away), "optimizer") * pricer.paces.optimizer
+    kernels, moved = ClosedFormKernels.of(job.platform.gpu), update_bytes(job) * own * (1 - away)
+    took: Any = kernels.memory_bound(moved, 1, "optimizer") * pricer.paces.optimizer
     if job.optimizer == "muon":
         took += muon_seconds(job, pricer, layers) * pricer.paces.products
-    return took + (host_seconds(job, own * away) if away else 0.0)
+    found: Bytes = took + (host_seconds(job, own * away) if away else 0.0)
+    return found
 
 
-def host_seconds(job: Job, parameters: float) -> float:
+def host_seconds(job: Job, parameters: Bytes) -> Bytes:
     """Gradients to the host, a step of its cores, parameters back; one after the other, or beside each other."""
     link = PINNED * job.platform.gpu.pcie
     sent = parameters * job.framework.gradient_bytes / link, parameters * job.framework.gather_bytes / link
     step = HOST_STEP * parameters
-    return max(step, *sent) if job.recipe.host_overlap else step + sum(sent)
+    took: Bytes = np.maximum(step, np.maximum(*sent)) if job.recipe.host_overlap else step + sent[0] + sent[1]
+    return took
 
 
-def muon_seconds(job: Job, pricer: BlockCostModel, layers: float) -> float:
+def muon_seconds(job: Job, pricer: BlockCostModel, layers: Bytes) -> Bytes:
     """Newton-Schulz iterations (Muon; arXiv 2502.16982) of the matrices of so many layers, as tensor-parallel ranks
     have them. Sharded: replicas take a part of the matrices each, as Megatron-Core's layer-wise optimizer; gathered:
     each orthogonalises all of its matrices, whose gradients it gathers."""
@@ -47,7 +55,7 @@ def muon_seconds(job: Job, pricer: BlockCostModel, layers: float) -> float:
     share = max(1, job.sharding) if job.parallel.zero and job.recipe.muon == "sharded" else 1
     whole = sum(count * iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), count in shapes)
     largest = max(iteration_seconds(pricer, m, n, job.recipe.muon_steps) for (m, n), _ in shapes)
-    took = max(whole * layers / share, largest)
+    took: Bytes = np.maximum(whole * layers / share, largest)
     if job.parallel.zero and job.recipe.muon == "gathered":
         numbers = sum(count * m * n for (m, n), count in shapes) * layers
         took += pricer.collective_seconds("all_gather", 2.0 * numbers, Axis.SHARD)

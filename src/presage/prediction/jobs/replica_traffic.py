@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from presage.configs.job import Job
+from presage.costs.closed_form.kernels import Bytes
 from presage.parallel.plan import Axis
 from presage.prediction.jobs.block_cost import BlockCostModel
 from presage.prediction.jobs.weights import Weights
@@ -19,7 +20,7 @@ class Exchange:
     parts: int  # buckets
 
 
-def exchange(job: Job, pricer: BlockCostModel, w: Weights) -> Exchange:
+def exchange(job: Job, pricer: BlockCostModel, w: Weights[float]) -> Exchange:
     """Communication of a chunk's weights once per step. With ZeRO-2 each pass sends its own gradients."""
     f, reduce = job.framework, 0.0
     if job.parallel.zero < 2:
@@ -42,7 +43,7 @@ def updated(job: Job, pricer: BlockCostModel, nbytes: float, over: Axis) -> floa
     return ranks * pricer.collective_seconds("broadcast", nbytes / ranks, over) if ranks > 1 and nbytes else 0.0
 
 
-def reduction(job: Job, pricer: BlockCostModel, nbytes: float, over: Axis, beyond: Axis | None) -> float:
+def reduction(job: Job, pricer: BlockCostModel, nbytes: Bytes, over: Axis, beyond: Axis | None) -> Bytes:
     """Seconds of gradients' reduction: over all ranks that hold them, or scattered over those that share a copy and
     then reduced over the copies (`beyond`)."""
     if not job.parallel.zero:

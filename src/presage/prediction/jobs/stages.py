@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from presage.configs.job import Job, Recompute
+from presage.configs.transformer import Transformer
+from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.block_cost import BlockCost, BlockCostModel, Passes
-from presage.prediction.jobs.transformer_layer import embedding_graph, further_graph, head_graph, layer_graph
+from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph
+from presage.prediction.jobs.transformer_layer import (
+    embedding_graph,
+    feeding_graph,
+    further_graph,
+    head_graph,
+    mixing_graph,
+)
 from presage.prediction.jobs.vision_tower import tower_passes
 
 Kind = tuple[tuple[tuple[int, int], ...], bool, bool]  # layers (first of their kind, how many); has embedding, has head
@@ -82,19 +93,26 @@ class Stages:
 
 def chunks(job: Job, pricer: BlockCostModel) -> Stages:
     """The chunks of every stage. Plans that differ in schedule, sharding or replicas share them."""
-    p = job.parallel
-    split = (p.pipeline_kind.route, p.pp, p.virtual, p.layers_as, p.ends_as_layers)
-    return pricer.known.get(("stages", pricer.layers, split, job.recompute), lambda: _chunks(job, pricer, split))
+    key = "stages", pricer.layers, _split(job.parallel), job.recompute
+    return pricer.known.get(key, lambda: _chunks(job, pricer))
 
 
-def _chunks(job: Job, pricer: BlockCostModel, split: tuple[Any, ...]) -> Stages:
-    kinds, at, counts = pricer.known.get(("dealt", split), lambda: assign_layers(job))
+def _chunks(job: Job, pricer: BlockCostModel) -> Stages:
+    kinds, at, counts = dealt_layers(job.model, job.parallel, pricer)
     return Stages(tuple(_chunk(job, pricer, *kind) for kind in kinds), at, counts)
 
 
-def assign_layers(job: Job) -> LayerAssignment:
+def _split(p: ParallelPlan) -> tuple[Any, ...]:
+    return p.pipeline_kind.route, p.pp, p.virtual, p.layers_as, p.ends_as_layers
+
+
+def dealt_layers(m: Transformer, p: ParallelPlan, pricer: BlockCostModel) -> LayerAssignment:
+    """Layers to stages, once for all plans that split them so."""
+    return pricer.known.get(("dealt", _split(p)), lambda: assign_layers(m, p))
+
+
+def assign_layers(m: Transformer, p: ParallelPlan) -> LayerAssignment:
     """Layers to stages. Layers of one kind cost the same, and so do chunks with as many of each."""
-    p, m = job.parallel, job.model
     split = p.slot_layers(m.layers, m.predicted)
     kinds = [m.kind(i) for i in range(m.layers)]
     numbers = tuple(kinds.index(kind) for kind in kinds)  # of each layer, the first layer of its kind
@@ -131,9 +149,8 @@ def layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
 
 
 def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
-    key = ("blocks", pricer.layers, job.model.kind(number))
     again, total, shared = BlockCost(), NOTHING, NOTHING
-    for block, one in pricer.known.get(key, lambda: pricer.block_costs(layer_graph(job, number))):
+    for block, one in chain.from_iterable(blocks for _, blocks in layer_parts(job, pricer, number)):
         again += one.forward * recomputed_share(job.recompute, block.name, block.has_gemm)
         total += one
         if block.name in SHARED:
@@ -145,6 +162,30 @@ def _layer_passes(job: Job, pricer: BlockCostModel, number: int) -> Passes:
         )
         return Passes(ahead, back, again)
     return Passes(total.forward, total.backward, again)
+
+
+Priced = list[tuple[LayerBlock, Passes]]
+PartKey = tuple[Any, ...]
+
+
+def layer_parts(job: Job, pricer: BlockCostModel, number: int) -> tuple[tuple[PartKey, Priced], tuple[PartKey, Priced]]:
+    """The blocks of a layer in two parts, with what each depends on. What mixes tokens does not depend on where experts
+    are, nor what feeds forward on how tokens are spread over samples."""
+    m, p = job.model, job.parallel
+    mixing = "mixing", p.tp, p.sequence_parallel, p.cp, job.micro_batch, m.mixer(number), m.has_window(number)
+    feeding: PartKey = "feeding", p.tp, p.sequence_parallel, job.rank_tokens, m.feeds(number)
+    if m.has_experts(number):
+        feeding += p.ep, p.expert_tp, job.dispatcher
+    return (
+        (mixing, pricer.known.get(mixing, lambda: pricer.block_costs(mixing_graph(job, number)))),
+        (feeding, pricer.known.get(feeding, lambda: pricer.block_costs(feeding_graph(job, number)))),
+    )
+
+
+def end_part(job: Job, pricer: BlockCostModel, graph: Callable[[Job], LayerGraph]) -> tuple[PartKey, Priced]:
+    """The blocks of what comes before or after the layers."""
+    key = graph, job.parallel.tp, job.parallel.sequence_parallel, job.rank_tokens
+    return key, pricer.known.get(key, lambda: pricer.block_costs(graph(job)))
 
 
 def _overlapped(pricer: BlockCostModel, all_: BlockCost, shared: BlockCost) -> BlockCost:
@@ -176,14 +217,14 @@ def ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
 def _ends(job: Job, pricer: BlockCostModel, first: bool, last: bool) -> Passes:
     total = NOTHING
     if first:
-        ((_, one),) = pricer.block_costs(embedding_graph(job))
+        ((_, one),) = end_part(job, pricer, embedding_graph)[1]
         total += one + tower_passes(job, pricer)
     if last:
-        for _, one in pricer.block_costs(head_graph(job)):
+        for _, one in end_part(job, pricer, head_graph)[1]:
             total += one
         if job.model.predicted:
             more = layer_passes(job, pricer, job.model.layers - 1)
-            for _, one in pricer.block_costs(further_graph(job)):
+            for _, one in end_part(job, pricer, further_graph)[1]:
                 more += one
             total += more * job.model.predicted
     return total

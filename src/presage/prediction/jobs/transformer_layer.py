@@ -30,22 +30,46 @@ MIXERS = {"attention": plain_attention, "latent": latent_attention, "mamba": mam
 
 def layer_graph(job: Job, layer: int) -> LayerGraph:
     """One layer, by its number."""
-    m, b = job.model, builder(job)
+    b = builder(job)
+    _mixing(b, job, layer)
+    _feeding(b, job, layer)
+    return b.layer()
+
+
+def mixing_graph(job: Job, layer: int) -> LayerGraph:
+    """The part of a layer that mixes tokens."""
+    b = builder(job)
+    _mixing(b, job, layer)
+    return b.layer()
+
+
+def feeding_graph(job: Job, layer: int) -> LayerGraph:
+    """The rest of a layer: its feed-forward block or experts."""
+    b = builder(job)
+    _feeding(b, job, layer)
+    return b.layer()
+
+
+def _mixing(b: LayerBuilder, job: Job, layer: int) -> None:
+    m = job.model
     s = RankSizes.of(job)._replace(window=m.window if m.has_window(layer) else 0)
     if mixes := m.mixer(layer):
         norm(b, job, s, "norm1")
         MIXERS["latent" if m.latent and mixes == "attention" else mixes](b, job, s)
         residual(b, job, s)
-    if feeds := m.feeds(layer):
+
+
+def _feeding(b: LayerBuilder, job: Job, layer: int) -> None:
+    s = RankSizes.of(job)
+    if feeds := job.model.feeds(layer):
         norm(b, job, s, "norm2")
         if feeds == "experts":
             expert_blocks(b, job, s)
         else:
-            feed_forward(b, job, s, "mlp", m.ffn)
+            feed_forward(b, job, s, "mlp", job.model.ffn)
         residual(b, job, s)
     if more := job.framework.extra_bytes * s.between * s.width:  # casts and kernels that no law counts
         b.block("extra", [b.memory_bound(more / 3)], [b.memory_bound(2 * more / 3)])
-    return b.layer()
 
 
 # ---- feed-forward
@@ -72,7 +96,8 @@ def activation(b: LayerBuilder, job: Job, s: RankSizes, numbers: float) -> None:
 
 
 def expert_blocks(b: LayerBuilder, job: Job, s: RankSizes) -> None:
-    """Router, dispatch, expert GEMMs, combine; then shared experts."""
+    """Router, dispatch, expert GEMMs, combine; then shared experts. Experts of a latent width get tokens that were made
+    narrow, and what they send back is made wide again."""
     m, p, e = job.model, job.parallel, job.model.experts
     assert e is not None
     tokens = s.between if p.sequence_parallel or p.tp == 1 else max(1, s.tokens // s.tp)  # each rank routes its part
@@ -80,19 +105,24 @@ def expert_blocks(b: LayerBuilder, job: Job, s: RankSizes) -> None:
     here, width = max(1, e.experts // p.ep), max(1, e.ffn // p.expert_tp)
     rows = max(1, round(routed * p.expert_tp / here / PADDED)) * PADDED
     router = b.gemm(tokens, e.experts, s.width, "fp32" if s.bytes == 4 else "tf32")
-    moved = tokens * e.top_k * s.width * s.bytes
-    there, home = _exchanges(b, job, float(tokens * s.width * s.bytes), routed / tokens)
+    sent = m.expert_width
+    moved = tokens * e.top_k * sent * s.bytes
+    there, home = _exchanges(b, job, float(tokens * sent * s.bytes), routed / tokens)
     scores = b.memory_bound(12.0 * tokens * e.experts, 8)
     d = dispatcher(job.dispatcher)
-    ordered = None if d.sorts else b.memory_bound(2.0 * routed * s.width * s.bytes, 2, "permute")
+    ordered = None if d.sorts else b.memory_bound(2.0 * routed * sent * s.bytes, 2, "permute")
     # gathered by token; weighted, and added up by token with atomics
     out, back = (None if d.fused else b.memory_bound(share * moved, 3, "permute") for share in (2.0, 3.2))
     b.block("router", [router, scores], [scores, router, None if job.tuning.frozen else router])
+    if e.latent:
+        linear(b, job, s, "moe_narrow", (tokens, sent, s.width))
     b.block("dispatch", [out, there, ordered], [ordered, home, out])
-    expert_gemms(b, job, s, "moe_up", here, (rows, width * (2 if m.gated else 1), s.width))
+    expert_gemms(b, job, s, "moe_up", here, (rows, width * (2 if m.gated else 1), sent))
     activation(b, job, s, rows * here * width)
-    expert_gemms(b, job, s, "moe_down", here, (rows, s.width, width))
+    expert_gemms(b, job, s, "moe_down", here, (rows, sent, width))
     b.block("combine", [ordered, home, back], [back, there, ordered])
+    if e.latent:
+        linear(b, job, s, "moe_wide", (tokens, s.width, sent))
     if e.shared_ffn:
         feed_forward(b, job, s, "shared", e.shared_ffn)
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from presage.configs.job import Job
 from presage.configs.tuning import BASES, adapter_parameters
+from presage.costs.closed_form.kernels import Bytes
 
 Dealt = tuple[tuple[int, int], ...]  # numbers of layers, the first of each kind, and how many there are of it
 
 
-class Weights(NamedTuple):
+class Weights(NamedTuple, Generic[Bytes]):
     """Parameters of one rank."""
 
-    shared: float  # reduced over all data-parallel ranks
-    experts: float  # reduced over the copies of an expert
+    shared: Bytes  # reduced over all data-parallel ranks
+    experts: Bytes  # reduced over the copies of an expert
 
     @property
-    def all(self) -> float:
+    def all(self) -> Bytes:
         return self.shared + self.experts
 
 
-def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights[float]:
     """Parameters of a chunk with such layers. Weights that both ends use are on both ends."""
     m, p = job.model, job.parallel
     shared, experts = 0.0, 0.0
@@ -38,14 +39,14 @@ def weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
     return Weights(shared / p.tp, experts / (p.ep * p.expert_tp))
 
 
-def trained_weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+def trained_weights(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights[float]:
     """Those of a chunk's parameters that have gradients: all, or those of adapters."""
     if not job.tuning.frozen:
         return weights(job, dealt, first, last)
     return Weights(sum(n * adapter_parameters(job.tuning, job.model, i, job.parallel.tp) for i, n in dealt), 0.0)
 
 
-def gathered_bytes(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights:
+def gathered_bytes(job: Job, dealt: Dealt, first: bool, last: bool) -> Weights[float]:
     """Bytes of a chunk's parameters as they are gathered: frozen ones lie packed, but not those of the ends."""
     w, each = weights(job, dealt, first, last), float(job.framework.gather_bytes)
     if not job.tuning.frozen or job.tuning.base == "16bit":

@@ -180,15 +180,18 @@ class DecodingModel:
         rows = (
             max(1, -(-round(routed / groups) // PADDED)) * PADDED if tokens > PADDED else max(1, round(routed / groups))
         )
-        up, width = 2 if m.gated else 1, max(1, e.ffn // cut)
+        up, width, sent = 2 if m.gated else 1, max(1, e.ffn // cut), m.expert_width
         out = [
             b.gemm(tokens, e.experts, m.hidden, "bf16"),
-            b.gemm(
-                rows, groups * up * width, m.hidden, self.job.precision
-            ),  # reads as many weights, does as many FLOPs
-            b.gemm(rows, groups * m.hidden, width, self.job.precision),
-            b.memory_bound(6.0 * tokens * e.top_k * m.hidden * 2 / self.engine.ep, 4),  # sorted by expert, added up
+            b.gemm(rows, groups * up * width, sent, self.job.precision),  # reads as many weights, does as many FLOPs
+            b.gemm(rows, groups * sent, width, self.job.precision),
+            b.memory_bound(6.0 * tokens * e.top_k * sent * 2 / self.engine.ep, 4),  # sorted by expert, added up
         ]
+        if e.latent:
+            out += [
+                b.gemm(tokens, sent, m.hidden, self.job.precision),
+                b.gemm(tokens, m.hidden, sent, self.job.precision),
+            ]
         return out + (_feed_forward(b, m, self.engine, tokens, e.shared_ffn) if e.shared_ffn else [])
 
     # ---- pieces
