@@ -166,6 +166,9 @@ def _waves(c: Conv, g: ConvGemm) -> list[float]:
     return [*waves, *(ceil(w) / w for w in waves)]
 
 
+AT_GROUPS, AT_DEPTHWISE = 11, 12  # places of these two among the features
+
+
 def _shape_features(c: Conv) -> list[float]:
     i, o, large, small = c.c // c.groups, c.k // c.groups, prod(c.large), prod(c.small)
     return [
@@ -320,6 +323,7 @@ FAMILY = KernelFamily(
     leaves=255,
     rate=0.08,
     least=4,
+    uneven=((AT_GROUPS, 1e-6, True), (AT_DEPTHWISE, 0.5, False)),
     computes=True,
     parts=gradients,
     at_once=side_by_side,

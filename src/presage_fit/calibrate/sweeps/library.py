@@ -1,10 +1,11 @@
 """Convolutions of library models: the layers that torchvision, transformers and torchaudio have, at any batch and size.
 
 `library_layers.json` lists every distinct convolution of all models of torchvision 0.28, of 60 of transformers 5 (with
-their default settings) and of 12 of torchaudio 2.11, seen on the meta device, and positions of other widths: dimensions, transposed, channels in and
-out, kernel, stride, dilation, groups, padding, and the input's size for an image of 224 or for 4 seconds of sound.
-Which layers a model has is a fact of the library; batches, sizes of images, lengths, types of number and layouts are
-drawn. cuDNN's choice of an engine depends on channels and groups as much as on sizes, and channels repeat.
+their default settings) and of 12 of torchaudio 2.11, seen on the meta device, and positions of other widths:
+dimensions, transposed, channels in and out, kernel, stride, dilation, groups, padding, and the input's size for an
+image of 224 or for 4 seconds of sound. Which layers a model has is a fact of the library; batches, sizes of images,
+lengths, types of number and layouts are drawn. cuDNN's choice of an engine depends on channels and groups as much as on
+sizes, and channels repeat.
 """
 
 from __future__ import annotations
