@@ -11,7 +11,7 @@ import pytest
 from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage_fit import boosting
-from presage_fit.boosting import fit
+from presage_fit.boosting import fit, joined
 
 lightgbm = pytest.importorskip("lightgbm")
 
@@ -158,6 +158,19 @@ def test_same_seed_same_trees_and_weights_count() -> None:
     np.testing.assert_array_equal(one.predict(x), two.predict(x))
     heavy = np.where(y > np.median(y), 100.0, 1.0)
     assert fit(x, y, heavy, rounds=10).predict(x).mean() > one.predict(x).mean() + 0.1 * y.std()
+
+
+def test_further_trees_count_only_where_they_are_meant_to() -> None:
+    """Both ways of a condition, trees of one leaf among them, and what they predict without any tree."""
+    x, y = table(800)
+    first, more = fit(x, y, rounds=5), fit(x, 3 + y**2, rounds=7, min_leaf=200)
+    where = ((1, float(np.median(x[:, 1])), True), (0, float(np.median(x[:, 0])), False))
+    both = joined(first, more, where)
+    some = (x[:, 1] > np.float32(where[0][1])) & (x[:, 0] <= np.float32(where[1][1]))
+    assert 0 < some.sum() < len(x)
+    np.testing.assert_allclose(both.predict(x)[some], (first.predict(x) + more.predict(x))[some], rtol=1e-5)
+    np.testing.assert_array_equal(both.predict(x)[~some], first.predict(x)[~some])
+    assert len(both) == len(first) + len(more)
 
 
 def test_three_thousand_rows_of_600_trees_take_no_time() -> None:
