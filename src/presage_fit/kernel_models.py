@@ -27,7 +27,7 @@ from presage_fit.pack import Leaf, Pack, read
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
-WIDE, AGAIN = 0.3, {"rounds": 300, "rate": 0.1}  # bound and settings of the further trees of uneven rows
+WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven rows
 DISTURBED = 0.2  # spread of the repeats over their median
 REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
 COUNTED = {"aten::bincount": ("values",)}  # what the times of an op depend on besides, in the parameters of its draws
@@ -154,7 +154,8 @@ def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
         return trees
     some = np.all([(rows.x[:, f] > t) == above for f, t, above in family.uneven], axis=0)
     left = target[some] - trees.predict(rows.x[some].astype(np.float32))
-    return joined(trees, fit(rows.x[some], left, extra=SHARES | {"alpha": WIDE}, **AGAIN, **settings), family.uneven)
+    more = fit(rows.x[some], left, rounds=AGAIN, rate=FASTER, extra=SHARES | {"alpha": WIDE}, **settings)
+    return joined(trees, more, family.uneven)
 
 
 def held_out(some: list[KernelSample], rows: SampleTable, seed: int = 0) -> tuple[Array, Array]:
