@@ -1,6 +1,7 @@
-"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on a pack's sweeps of nets, groups and library models.
+"""Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on sweeps of nets, groups and libraries.
 
-    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library}.jsonl.gz src/presage/data/h200/workspace.npz
+    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library}.jsonl.gz \\
+        src/presage/data/h200/workspace.npz
 
 A fifth of the draws (by number, seed 0) is held out: the score is theirs, and the trees that are written have not seen
 them.
