@@ -1,0 +1,283 @@
+"""Time training steps on a GPU with the pace of their host beside them. Needs torch and the cases' libraries only.
+
+    python tools/record_paced.py OUT.json workloads/field2.py [workloads/field.py] \\
+        [--minutes 9] [--rounds 2] [--only REGEX] [--bound data/h200_field/second.json ...]
+
+A host's pace changes within seconds. So every case runs stretches of half a second of back-to-back steps, and before,
+between and after them a fixed probe of a few milliseconds: calls that launch nothing, calls that launch kernels, backward
+chains, small training steps. Each part is timed as elapsed and as processor time. At the end come ops on tensors of the
+host, with one thread and with all. Each case runs in a process of its own, forked from one that has the libraries
+imported and has not touched the GPU; nothing else runs meanwhile. Rounds go through all cases again. OUT.json is written
+after every case, and a run that was cut goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WARM_UP, STRETCHES, STRETCH_SECONDS, PASSES = 4, 4, 0.5, 3
+CHAIN = 60
+
+
+def load(path: Path):
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the probe
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Convolutions(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return x + F.relu(self.norm(self.conv(x)))
+
+
+def small_step(model, x, half: bool):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def probe_parts() -> dict:
+    """Calls by name; each is one timed part of a probe."""
+    x, y, w, b = (torch.randn(s, device="cuda") for s in ((64, 64), (64, 64), (64, 64), (64,)))
+    leaf = torch.randn(64, 64, device="cuda", requires_grad=True)
+    with torch.device("cuda"):
+        dense = small_step(nn.Sequential(*(Block(64) for _ in range(6))), torch.randn(8, 64), False)
+        conv = small_step(nn.Sequential(*(Convolutions(8) for _ in range(8))), torch.randn(2, 8, 8, 8), True)
+
+    def forward_chain():
+        h = leaf
+        for _ in range(CHAIN):
+            h = h * 1.01
+        return h.sum()
+
+    def many(count, call):
+        def run():
+            for _ in range(count):
+                call()
+
+        return run
+
+    return {
+        "python": many(300, lambda: None),
+        "view": many(150, lambda: x.view(-1)),
+        "add": many(80, lambda: x + y),
+        "linear": many(30, lambda: F.linear(x, w, b)),
+        "chain": forward_chain,
+        "dense_step": dense,
+        "conv_step": conv,
+    }
+
+
+def usage() -> dict:
+    r = resource.getrusage(resource.RUSAGE_SELF)
+    stat = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return {"switches": r.ru_nvcsw, "preempted": r.ru_nivcsw, "faults": r.ru_minflt,
+            "jiffies": [int(v) for v in stat[1:9]]}  # fmt: skip
+
+
+def probe(parts: dict) -> dict:
+    """Microseconds of every part, three passes: [elapsed, of the calling thread, of the process]; "back" is the backward
+    pass of the chain."""
+    out: dict = {}
+
+    def timed(name, call):
+        torch.cuda.synchronize()
+        a, t, p = time.perf_counter(), time.thread_time(), time.process_time()
+        found = call()
+        a, t, p = time.perf_counter() - a, time.thread_time() - t, time.process_time() - p
+        out.setdefault(name, []).append([round(1e6 * v, 1) for v in (a, t, p)])
+        return found
+
+    for _ in range(PASSES):
+        for name, call in parts.items():
+            found = timed(name, call)
+            if name == "chain":
+                timed("back", found.backward)
+    torch.cuda.synchronize()
+    return out
+
+
+def host_ops() -> dict:
+    """Microseconds of ops on tensors of the host, as elapsed: below and above the size that PyTorch shares out among threads."""
+    out = {"threads": torch.get_num_threads()}
+    for name, n in (("small", 30_000), ("large", 65_536), ("larger", 1_048_576)):
+        x = torch.arange(n)
+        for op, call in (
+            ("neg", lambda: -x),
+            ("log", lambda: torch.log(x.float() + 1)),
+            ("where", lambda: torch.where(x < 9, x, 3)),
+        ):
+            took = []
+            for _ in range(6):
+                a = time.perf_counter()
+                call()
+                took.append(round(1e6 * (time.perf_counter() - a), 1))
+            out[f"{name} {op}"] = took
+    return out
+
+
+# ---- a case
+
+
+def stretch(step, count: int) -> dict:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    before, p, start = usage(), time.process_time(), time.perf_counter()
+    marks[0].record()
+    for k in range(count):
+        step()
+        marks[k + 1].record()
+    issued = time.perf_counter() - start
+    torch.cuda.synchronize()
+    total, p, after = time.perf_counter() - start, time.process_time() - p, usage()
+    return {
+        "step_ms": 1e3 * total / count,
+        "issue_ms": 1e3 * issued / count,
+        "process_ms": 1e3 * p / count,
+        "per_step_ms": [round(marks[k].elapsed_time(marks[k + 1]), 3) for k in range(count)],
+        "usage": {
+            k: [b - a for a, b in zip(v, after[k])] if isinstance(v, list) else after[k] - v for k, v in before.items()
+        },
+    }
+
+
+def record(module, name: str) -> dict:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = True
+    torch.manual_seed(0)
+    getattr(module, "prepare", lambda _: None)(name)
+    parts = probe_parts()
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    for _ in range(2):
+        probe(parts)
+    step = module.build("cuda", name)
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    count = max(3, min(60, int(STRETCH_SECONDS / (time.perf_counter() - start))))
+    probes, stretches = [probe(parts)], []
+    for _ in range(STRETCHES):
+        stretches.append(stretch(step, count))
+        probes.append(probe(parts))
+    total = sum(s["step_ms"] for s in stretches) / len(stretches)
+    return {
+        "at": time.time(), "boot": Path("/proc/sys/kernel/random/boot_id").read_text()[:8], "step_ms": total, "stretches": stretches, "probes": probes, "host_ops": host_ops(), "tf32": tf32,
+    }  # fmt: skip
+
+
+def forked(module, name: str) -> dict:
+    """A case in a child process, its row through a pipe."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read)
+        try:
+            row = record(module, name)
+        except BaseException:
+            row = {"error": traceback.format_exc()[-600:]}
+        with os.fdopen(write, "w") as f:
+            f.write(json.dumps(row))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as f:
+        text = f.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": "the process ended without a row"}
+
+
+def about() -> dict:
+    model = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    return {
+        "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(), "kernel": platform.release(),
+        "cpus": os.cpu_count(), "processor": model, "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+
+
+def host_bound(path: Path) -> list[str]:
+    """Cases of a recorded list in which the GPU waits for its host."""
+    cases = json.loads(path.read_text())["cases"]
+    return [n for n, r in cases.items() if "step_ms" in r and r["gpu_active_ms"] < 0.93 * r["step_ms"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("workloads", type=Path, nargs="+")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", default="", help="cases whose name matches")
+    parser.add_argument(
+        "--bound", type=Path, nargs="*", default=[], help="measured.json files: their host-bound cases alone"
+    )
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    found = json.loads(args.out.read_text()) if args.out.exists() else {"platform": about(), "cases": {}}
+    for library in ("torchvision", "transformers", "torch_geometric.nn", "torchaudio"):
+        try:
+            __import__(library)
+        except ImportError as e:
+            print(f"{library} is not there: {e}")
+    modules = [load(path) for path in args.workloads]
+    names = {name for path in args.bound for name in host_bound(path)}
+    for k in range(args.rounds):
+        for module in modules:
+            for name in module.CASES:
+                if (names and name not in names) or not re.search(args.only, name):
+                    continue
+                runs = found["cases"].setdefault(name, {})
+                if str(k) in runs:
+                    continue
+                if time.monotonic() > end:
+                    print("out of time; run again to go on")
+                    return
+                runs[str(k)] = row = forked(module, name)
+                args.out.write_text(json.dumps(found))
+                print(name, k, row.get("step_ms", row.get("error")), flush=True)
+
+
+if __name__ == "__main__":
+    main()
