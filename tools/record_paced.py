@@ -4,11 +4,11 @@
         [--minutes 9] [--rounds 2] [--only REGEX] [--bound data/h200_field/second.json ...]
 
 A host's pace changes within seconds. So every case runs stretches of half a second of back-to-back steps, and before,
-between and after them a fixed probe of a few milliseconds: calls that launch nothing, calls that launch kernels, backward
-chains, small training steps. Each part is timed as elapsed and as processor time. At the end come ops on tensors of the
-host, with one thread and with all. Each case runs in a process of its own, forked from one that has the libraries
-imported and has not touched the GPU; nothing else runs meanwhile. Rounds go through all cases again. OUT.json is written
-after every case, and a run that was cut goes on where it stopped.
+between and after them a fixed probe of some milliseconds: calls that launch nothing, calls that launch kernels, a
+backward chain, small training steps. Each part is timed as elapsed and as processor time. At the end come ops on
+tensors of the host. Each case runs in a process of its own, forked from one that has the libraries imported and has not touched
+the GPU (or started anew, where a fork cannot use it); nothing else runs meanwhile. Rounds go through all cases again.
+OUT.json is written after every case, and a run that was cut goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import os
 import platform
 import re
 import resource
+import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a GPU starts nothing, so forks may use it
 
 import torch
 import torch.nn.functional as F
@@ -108,15 +111,16 @@ def probe_parts() -> dict:
     }
 
 
-def usage() -> dict:
-    r = resource.getrusage(resource.RUSAGE_SELF)
-    stat = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return {"switches": r.ru_nvcsw, "preempted": r.ru_nivcsw, "faults": r.ru_minflt,
-            "jiffies": [int(v) for v in stat[1:9]]}  # fmt: skip
+def usage() -> list[int]:
+    """So far: switches of the process's threads, those that were not their own, faults; then the machine's jiffies by
+    kind (user, nice, system, idle, iowait, irq, softirq, steal)."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    jiffies = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    return [used.ru_nvcsw, used.ru_nivcsw, used.ru_minflt, *map(int, jiffies)]
 
 
 def probe(parts: dict) -> dict:
-    """Microseconds of every part, three passes: [elapsed, of the calling thread, of the process]; "back" is the backward
+    """Microseconds of every part, by pass: [elapsed, of the calling thread, of the process]; "back" is the backward
     pass of the chain."""
     out: dict = {}
 
@@ -138,21 +142,18 @@ def probe(parts: dict) -> dict:
 
 
 def host_ops() -> dict:
-    """Microseconds of ops on tensors of the host, as elapsed: below and above the size that PyTorch shares out among threads."""
+    """Microseconds elapsed in ops on tensors of the host, below and above the size that is shared out among threads."""
     out = {"threads": torch.get_num_threads()}
-    for name, n in (("small", 30_000), ("large", 65_536), ("larger", 1_048_576)):
+    for n in (30_000, 65_536, 1_048_576):
         x = torch.arange(n)
-        for op, call in (
-            ("neg", lambda: -x),
-            ("log", lambda: torch.log(x.float() + 1)),
-            ("where", lambda: torch.where(x < 9, x, 3)),
-        ):
+        ops = {"neg": torch.neg, "log": lambda v: torch.log(v.float() + 1), "where": lambda v: torch.where(v < 9, v, 3)}
+        for name, op in ops.items():
             took = []
             for _ in range(6):
-                a = time.perf_counter()
-                call()
-                took.append(round(1e6 * (time.perf_counter() - a), 1))
-            out[f"{name} {op}"] = took
+                start = time.perf_counter()
+                op(x)
+                took.append(round(1e6 * (time.perf_counter() - start), 1))
+            out[f"{name} of {n}"] = took
     return out
 
 
@@ -161,22 +162,20 @@ def host_ops() -> dict:
 
 def stretch(step, count: int) -> dict:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    before, p, start = usage(), time.process_time(), time.perf_counter()
+    before, process, start = usage(), time.process_time(), time.perf_counter()
     marks[0].record()
     for k in range(count):
         step()
         marks[k + 1].record()
     issued = time.perf_counter() - start
     torch.cuda.synchronize()
-    total, p, after = time.perf_counter() - start, time.process_time() - p, usage()
+    total, process = time.perf_counter() - start, time.process_time() - process
     return {
         "step_ms": 1e3 * total / count,
         "issue_ms": 1e3 * issued / count,
-        "process_ms": 1e3 * p / count,
+        "process_ms": 1e3 * process / count,
         "per_step_ms": [round(marks[k].elapsed_time(marks[k + 1]), 3) for k in range(count)],
-        "usage": {
-            k: [b - a for a, b in zip(v, after[k])] if isinstance(v, list) else after[k] - v for k, v in before.items()
-        },
+        "usage": [b - a for a, b in zip(before, usage(), strict=True)],
     }
 
 
@@ -186,7 +185,6 @@ def record(module, name: str) -> dict:
     torch.manual_seed(0)
     getattr(module, "prepare", lambda _: None)(name)
     parts = probe_parts()
-    tf32 = torch.backends.cuda.matmul.allow_tf32
     for _ in range(2):
         probe(parts)
     step = module.build("cuda", name)
@@ -201,10 +199,14 @@ def record(module, name: str) -> dict:
     for _ in range(STRETCHES):
         stretches.append(stretch(step, count))
         probes.append(probe(parts))
-    total = sum(s["step_ms"] for s in stretches) / len(stretches)
     return {
-        "at": time.time(), "boot": Path("/proc/sys/kernel/random/boot_id").read_text()[:8], "step_ms": total, "stretches": stretches, "probes": probes, "host_ops": host_ops(), "tf32": tf32,
-    }  # fmt: skip
+        "at": time.time(),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text()[:8],
+        "step_ms": sum(s["step_ms"] for s in stretches) / len(stretches),
+        "stretches": stretches,
+        "probes": probes,
+        "host_ops": host_ops(),
+    }
 
 
 def forked(module, name: str) -> dict:
@@ -227,14 +229,24 @@ def forked(module, name: str) -> dict:
     return json.loads(text) if text else {"error": "the process ended without a row"}
 
 
+def spawned(path: Path, name: str) -> dict:
+    """A case in a process that starts from nothing."""
+    call = [sys.executable, __file__, "-", str(path), "--one", name]
+    said = subprocess.run(call, capture_output=True, text=True)
+    return json.loads(said.stdout.splitlines()[-1]) if said.returncode == 0 else {"error": said.stderr[-600:]}
+
+
 def about() -> dict:
-    model = next(
-        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
-    )
+    info = Path("/proc/cpuinfo").read_text().splitlines()
     return {
-        "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(), "kernel": platform.release(),
-        "cpus": os.cpu_count(), "processor": model, "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "processor": next((x.split(":")[1].strip() for x in info if "model name" in x), ""),
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def host_bound(path: Path) -> list[str]:
@@ -250,10 +262,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default="", help="cases whose name matches")
-    parser.add_argument(
-        "--bound", type=Path, nargs="*", default=[], help="measured.json files: their host-bound cases alone"
-    )
+    parser.add_argument("--bound", type=Path, nargs="*", default=[], help="measured.json: their host-bound cases alone")
+    parser.add_argument("--one", default="", help="only this case, its row to standard output")
     args = parser.parse_args()
+    if args.one:
+        print(json.dumps(record(load(args.workloads[0]), args.one)))
+        return
     end = time.monotonic() + 60 * args.minutes
     found = json.loads(args.out.read_text()) if args.out.exists() else {"platform": about(), "cases": {}}
     for library in ("torchvision", "transformers", "torch_geometric.nn", "torchaudio"):
@@ -261,22 +275,23 @@ def main() -> None:
             __import__(library)
         except ImportError as e:
             print(f"{library} is not there: {e}")
-    modules = [load(path) for path in args.workloads]
     names = {name for path in args.bound for name in host_bound(path)}
-    for k in range(args.rounds):
-        for module in modules:
-            for name in module.CASES:
-                if (names and name not in names) or not re.search(args.only, name):
-                    continue
-                runs = found["cases"].setdefault(name, {})
-                if str(k) in runs:
-                    continue
-                if time.monotonic() > end:
-                    print("out of time; run again to go on")
-                    return
-                runs[str(k)] = row = forked(module, name)
-                args.out.write_text(json.dumps(found))
-                print(name, k, row.get("step_ms", row.get("error")), flush=True)
+    modules = {path: load(path) for path in args.workloads}
+    every = [(k, path, name) for k in range(args.rounds) for path, module in modules.items() for name in module.CASES]
+    forks = True
+    for k, path, name in every:
+        runs = found["cases"].setdefault(name, {})
+        if (names and name not in names) or not re.search(args.only, name) or str(k) in runs:
+            continue
+        if time.monotonic() > end:
+            print("out of time; run again to go on")
+            break
+        row = forked(modules[path], name) if forks else {"error": "forked subprocess"}
+        if "forked subprocess" in row.get("error", "") or "initialization error" in row.get("error", ""):
+            forks, row = False, spawned(path, name)
+        runs[str(k)] = row
+        args.out.write_text(json.dumps(found))
+        print(name, k, row.get("step_ms", row.get("error")), flush=True)
 
 
 if __name__ == "__main__":
