@@ -1,14 +1,15 @@
 """Time training steps on a GPU with the pace of their host beside them. Needs torch and the cases' libraries only.
 
-    python tools/record_paced.py OUT.json workloads/field2.py [workloads/field.py] \\
-        [--minutes 9] [--rounds 2] [--only REGEX] [--bound data/h200_field/second.json ...]
+    python tools/record_paced.py OUT.json workloads/field2.py [workloads/field.py] [--minutes 9] [--rounds 2]
+        [--only REGEX] [--traced NAME_OF_LIST] [--bound data/h200_field/second.json ...]
 
 A host's pace changes within seconds. So every case runs stretches of half a second of back-to-back steps, and before,
 between and after them a fixed probe of some milliseconds: calls that launch nothing, calls that launch kernels, a
 backward chain, small training steps. Each part is timed as elapsed and as processor time. At the end come ops on
-tensors of the host. Each case runs in a process of its own, forked from one that has the libraries imported and has not touched
-the GPU (or started anew, where a fork cannot use it); nothing else runs meanwhile. Rounds go through all cases again.
-OUT.json is written after every case, and a run that was cut goes on where it stopped.
+tensors of the host. Each case runs in a process of its own, forked from one that has the libraries imported and has
+not touched the GPU (or started anew, where a fork cannot use it); nothing else runs meanwhile. Rounds go through all
+cases again. OUT.json is written after every case, and a run that was cut goes on where it stopped. In the first round
+cases of the list `--traced` are profiled after all that; their traces go into archives beside OUT.json.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import os
 import platform
 import re
 import resource
+import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -34,6 +38,8 @@ from torch import nn
 
 WARM_UP, STRETCHES, STRETCH_SECONDS, PASSES = 4, 4, 0.5, 3
 CHAIN = 60
+LONGEST_SECONDS = 90  # of a case
+ARCHIVE_BYTES = 15 << 20
 
 
 def load(path: Path):
@@ -179,7 +185,8 @@ def stretch(step, count: int) -> dict:
     }
 
 
-def record(module, name: str) -> dict:
+def record(module, name: str, send, traces: Path | None = None) -> None:
+    """Measure a case and `send` its row; then trace it."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = True
     torch.manual_seed(0)
@@ -199,29 +206,50 @@ def record(module, name: str) -> dict:
     for _ in range(STRETCHES):
         stretches.append(stretch(step, count))
         probes.append(probe(parts))
-    return {
+    row = {
         "at": time.time(),
         "boot": Path("/proc/sys/kernel/random/boot_id").read_text()[:8],
         "step_ms": sum(s["step_ms"] for s in stretches) / len(stretches),
         "stretches": stretches,
         "probes": probes,
-        "host_ops": host_ops(),
     }
+    send(json.dumps(row | {"host_ops": host_ops()}))
+    if traces is not None:
+        trace(step, name, traces)
 
 
-def forked(module, name: str) -> dict:
+def trace(step, name: str, traces: Path) -> None:
+    """Two profiled steps into the last archive with room."""
+    from record import traced, written
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.json.gz"
+        written(traced(step), path)
+        archives = [traces.with_name(f"{traces.stem}_{k}.tar") for k in range(8)]
+        room = next(a for a in archives if not a.exists() or a.stat().st_size + path.stat().st_size < ARCHIVE_BYTES)
+        with tarfile.open(room, "a") as archive:
+            archive.add(path, path.name)
+
+
+def forked(module, name: str, traces: Path | None) -> dict:
     """A case in a child process, its row through a pipe."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
+        signal.alarm(LONGEST_SECONDS)
         os.close(read)
+
+        def send(text: str) -> None:
+            with os.fdopen(write, "w") as f:
+                f.write(text)
+
         try:
-            row = record(module, name)
+            record(module, name, send, traces)
         except BaseException:
-            row = {"error": traceback.format_exc()[-600:]}
-        with os.fdopen(write, "w") as f:
-            f.write(json.dumps(row))
-        os._exit(0)
+            print(said := traceback.format_exc()[-600:], flush=True)
+            send(json.dumps({"error": said}))  # fails where the row was sent
+        finally:
+            os._exit(0)
     os.close(write)
     with os.fdopen(read) as f:
         text = f.read()
@@ -263,10 +291,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", default="", help="cases whose name matches")
     parser.add_argument("--bound", type=Path, nargs="*", default=[], help="measured.json: their host-bound cases alone")
+    parser.add_argument("--traced", default="", help="the list (field) whose cases are traced in the first round")
     parser.add_argument("--one", default="", help="only this case, its row to standard output")
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(record(load(args.workloads[0]), args.one)))
+        record(load(args.workloads[0]), args.one, print)
         return
     end = time.monotonic() + 60 * args.minutes
     found = json.loads(args.out.read_text()) if args.out.exists() else {"platform": about(), "cases": {}}
@@ -286,7 +315,8 @@ def main() -> None:
         if time.monotonic() > end:
             print("out of time; run again to go on")
             break
-        row = forked(modules[path], name) if forks else {"error": "forked subprocess"}
+        traces = args.out.with_name("traces") if not k and path.stem == args.traced else None
+        row = forked(modules[path], name, traces) if forks else {"error": "forked subprocess"}
         if "forked subprocess" in row.get("error", "") or "initialization error" in row.get("error", ""):
             forks, row = False, spawned(path, name)
         runs[str(k)] = row
