@@ -1,6 +1,7 @@
 """What is measured: for each family of ops a sampler of parameters (seeded, numpy) and a builder of the call (torch).
 
-Parameters are plain JSON. Shapes are drawn to span real use, never copied from a workload. A builder returns the parts
+Parameters are plain JSON. Shapes are drawn to span real use, never copied from a workload
+(`conv_library` draws layers of public libraries at sizes of its own). A builder returns the parts
 of a call (forward, backward); what counts are the leaf ops the profiler sees in them, each with its kernels.
 """
 
@@ -16,6 +17,7 @@ from presage_fit.calibrate.sweeps import (
     dense,
     groups,
     layers,
+    library,
     memory,
     nets,
     norms,
@@ -50,6 +52,7 @@ FAMILIES: dict[str, Family] = {
         optimizers,
         nets,
         groups,
+        library,
         various,
         thin,
         layers,

@@ -198,7 +198,9 @@ def sample_conv_net(rng: np.random.Generator) -> dict[str, Any]:
             return found
 
 
-def finished(rng: np.random.Generator, kind: str, n: int, p: Shape) -> dict[str, Any] | None:
+def finished(
+    rng: np.random.Generator, kind: str, n: int, p: Shape, largest: float | None = None
+) -> dict[str, Any] | None:
     """A layer with its settings spelled out for each dimension, in some layout; nothing where it is too large."""
     lists = {k: v if isinstance(v, list) else [v] * p["dims"] for k, v in p.items() if k in ("k", "stride", "dilation")}
     padding = p["padding"]
@@ -207,13 +209,13 @@ def finished(rng: np.random.Generator, kind: str, n: int, p: Shape) -> dict[str,
     elif not isinstance(padding, list):
         padding = [padding] * p["dims"]
     p = {"kind": kind, "n": n, "transposed": False, **p, **lists, "padding": padding}
-    if not _fits(p):
+    if not _fits(p, largest or (6e8 if p["groups"] > 1 else 1.5e9)):
         return None
     wide = p["dims"] > 1 and rng.random() < (0.5 if kind in ("bfloat16", "float16") else 0.25)
     return {**p, "channels_last": bool(wide)}
 
 
-def _fits(p: dict[str, Any]) -> bool:
+def _fits(p: dict[str, Any], largest: float) -> bool:
     sizes = zip(p["size"], p["k"], p["stride"], p["padding"], p["dilation"], strict=True)
     if p["transposed"]:
         out = [(n - 1) * s - 2 * q + d * (k - 1) + 1 for n, k, s, q, d in sizes]
@@ -225,7 +227,7 @@ def _fits(p: dict[str, Any]) -> bool:
     flops = 2 * (before if p["transposed"] else after) * p["o"] * p["i"] / p["groups"] * float(np.prod(p["k"]))
     moved = 4 * (before * p["i"] + after * p["o"])
     rate = 4e13 if p["kind"] == "float32" else 1e14 if p["groups"] > 1 else 2e14
-    return bool(1e4 < flops < rate * LONGEST * 0.6 and moved < (6e8 if p["groups"] > 1 else 1.5e9))
+    return bool(1e4 < flops < rate * LONGEST * 0.6 and moved < largest)
 
 
 def build_conv_net(torch: Any, p: dict[str, Any]) -> Parts:
