@@ -44,10 +44,9 @@ GPU time is the sum of the durations of all kernels of a step. A step is the GPU
 HOSTS = """
 ## Host-bound steps with the hosts they were measured on
 
-Every measurement is one machine of the same kind for some hours; its host was measured just before
-(`presage calibrate --host`), on the second list's first day once. The third day's steps have the pace of their host
-beside them ([hosts](hosts.md#library-models-with-their-hosts)). Error of the step as answered (p50), and the share that
-lies in the 90% interval.
+Every measurement is of one machine, all of the same kind, whose host was measured with it (`presage calibrate --host`).
+Those named `later` have the pace of their host beside each step ([hosts](hosts.md#with-the-pace-beside-the-steps)); only
+steps that are host-bound there count. Error of the step as answered (p50), and the share that lies in the 90% interval.
 """
 LISTS = {"first": ("field.py", "measured.json"), "second": ("field2.py", "second.json")}
 
