@@ -45,8 +45,8 @@ HOSTS = """
 ## Host-bound steps with the hosts they were measured on
 
 Every measurement is of one machine, all of the same kind, whose host was measured with it (`presage calibrate --host`).
-Those named `later` have the pace of their host beside each step ([hosts](hosts.md#with-the-pace-beside-the-steps)); only
-steps that are host-bound there count. Error of the step as answered (p50), and the share that lies in the 90% interval.
+Those named `later` have the pace of their host beside each step ([hosts](hosts.md#with-the-pace-beside-the-steps));
+only steps that are host-bound there count. Error of the step as answered (p50), and the share within the 90% interval.
 """
 LISTS = {"first": ("field.py", "measured.json"), "second": ("field2.py", "second.json")}
 

@@ -56,9 +56,6 @@ NOT_RUN = {
     "presage accuracy workloads workloads/field.py data/h200_field/measured.json --host data/h200_field/host.toml": (
         "needs torchvision, torch_geometric and torchaudio; minutes"
     ),
-    "presage accuracy workloads workloads/field2.py data/h200_field/paced.json --host data/h200_field/paced_host.toml": (
-        "needs torchvision, torch_geometric and torchaudio; minutes"
-    ),
     "presage predict YOUR_FILE.py:FUNCTION": OTHER,
     "presage predict train.py -- --batch_size 12": OTHER,
     "presage predict -m package.train -- --config small.yaml": OTHER,
