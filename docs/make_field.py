@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from presage.pool.pool import SERIAL
+from presage.errors import PresageError
 from presage.text import percent
-from presage_validation.score import AccuracyResult, Row
-from presage_validation.workloads import score_workloads
+from presage_validation.score import AccuracyResult, Captured, Row, Skipped
+from presage_validation.workloads import WorkloadCase, measured_cases, score_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER, PAGE = ROOT / "data" / "h200_field", ROOT / "docs" / "library_models.md"
@@ -40,29 +41,90 @@ families' held-out shapes alone. The second list is what to expect of a model th
 
 GPU time is the sum of the durations of all kernels of a step. A step is the GPU's where that is more than 93% of it.
 """
+HOSTS = """
+## Host-bound steps with the hosts they were measured on
+
+Every measurement is of one machine, all of the same kind, whose host was measured with it (`presage calibrate --host`).
+Those named `later` have the pace of their host beside each step ([hosts](hosts.md#with-the-pace-beside-the-steps));
+only steps that are host-bound there count. Error of the step as answered (p50), and the share within the 90% interval.
+"""
+LISTS = {"first": ("field.py", "measured.json"), "second": ("field2.py", "second.json")}
+
+
+class Lease(NamedTuple):
+    """One measurement of a list's steps, with its host."""
+
+    steps: str  # which list
+    day: str
+    measured: str
+    host: str
+
+
+LEASES = (
+    Lease("first", "2026-11-17", "measured.json", "host_before.toml"),
+    Lease("first", "2026-11-17, another machine", "again.json", "again_host_before.toml"),
+    Lease("first", "2026-11-18, later", "paced_first.json", "paced_host.toml"),
+    Lease("second", "2026-11-18", "second.json", "second_host.toml"),
+    Lease("second", "2026-11-18, later", "paced.json", "paced_host.toml"),
+)
 
 
 def main() -> None:
-    first, second = (
-        score_workloads(ROOT / "workloads" / steps, FOLDER / measured, pool=SERIAL, tell=_tell)
-        for steps, measured in (("field.py", "measured.json"), ("field2.py", "second.json"))
-    )
-    PAGE.write_text("\n".join(page(first, second)) + "\n")
+    found = {name: captured(*files) for name, files in LISTS.items()}
+    cases = {name: kept for name, (kept, _) in found.items()}
+    first, second = (replace(score_cases(kept), skipped=tuple(left)) for kept, left in found.values())
+    PAGE.write_text("\n".join(page(first, second, cases)) + "\n")
     print(f"wrote {PAGE}")
 
 
-def _tell(name: str) -> None:
-    print(name, file=sys.stderr)
+def captured(workloads: str, measured: str) -> tuple[list[WorkloadCase], list[Skipped]]:
+    """The measured cases of a list, and those left out."""
+    build, kept, left = Captured(str(ROOT / "workloads" / workloads)), list[WorkloadCase](), list[Skipped]()
+    for name, runs in measured_cases(FOLDER / measured).items():
+        print(name, file=sys.stderr)
+        try:
+            if not runs:
+                raise PresageError("no run of it was measured")
+            kept.append(WorkloadCase(name, build.graph(name), runs))
+        except (PresageError, ImportError) as e:
+            left.append(Skipped(name, str(e)))
+    return kept, left
 
 
-def page(first: AccuracyResult, second: AccuracyResult) -> Iterable[str]:
+def hosts(cases: dict[str, list[WorkloadCase]]) -> Iterable[str]:
+    """Host-bound steps of every measurement, without a host and with its own."""
+    yield HOSTS
+    yield "| list | measured | steps | no host given | in the interval | its host | in the interval |"
+    yield "|---|---|---|---|---|---|---|"
+    for lease in LEASES:
+        runs, known = measured_cases(FOLDER / lease.measured), {c.name: c for c in cases[lease.steps]}
+        own = [
+            replace(known[n], runs=[_active(known[n], r) for r in rs]) for n, rs in runs.items() if n in known and rs
+        ]
+        own = [c for c in own if c.bound == "step_host_bound"]
+        scores = [score_cases(own, host=host) for host in (None, str(FOLDER / lease.host))]
+        yield f"| {lease.steps} | {lease.day} | {len(own)} | {' | '.join(map(_score, scores))} |"
+
+
+def _active(case: WorkloadCase, run: dict[str, Any]) -> dict[str, Any]:
+    """A run with the GPU time of the step, which some measurements do not have."""
+    return {"gpu_active_ms": case.median("gpu_active_ms")} | run
+
+
+def _score(result: AccuracyResult) -> str:
+    errors = [abs(r.error) for r in result.rows if r.metric == "step_host_bound"]
+    return f"{100 * np.mean(errors):.1f}% | {percent(result.rates['interval_hit_rate'])}"
+
+
+def page(first: AccuracyResult, second: AccuracyResult, cases: dict[str, list[WorkloadCase]]) -> Iterable[str]:
     before, earlier = (json.loads((FOLDER / n).read_text()) for n in ("before.json", "second_before.json"))
     yield HEAD.format(cases=len(before), others=len(earlier))
     yield "## The first list\n"
     yield from table(first, before)
     yield "\n## The second list\n"
     yield from table(second, earlier)
-    yield "\nWith the hosts they were measured on: [hosts](hosts.md). Peak memory: [will it fit](will_it_fit.md)."
+    yield from hosts(cases)
+    yield "\nPeak memory: [will it fit](will_it_fit.md)."
     yield "\n## Every model of the first list, the largest error of GPU time first\n"
     yield from models(first, before)
     yield "\n## Every model of the second list\n"

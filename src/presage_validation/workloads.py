@@ -107,9 +107,9 @@ def _trace(folder: str | Path | None, name: str) -> Trace | None:
     return kineto.read(path) if path else None
 
 
-def score_cases(cases: Iterable[WorkloadCase], gpu: str = "h200") -> AccuracyResult:
+def score_cases(cases: Iterable[WorkloadCase], gpu: str = "h200", host: str | None = None) -> AccuracyResult:
     """All metrics of some cases."""
-    where = machine(gpu)
+    where = _machine(gpu, host)
     return _result("", [_scored(case, where) for case in cases], [])
 
 

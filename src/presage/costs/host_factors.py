@@ -24,7 +24,10 @@ from presage.hardware.host import COSTS, US, Host, cost_name, host
 
 REFERENCE = "h200_host"
 PACK_FILE = "host.json"
-LOW = 0.25  # quantile of the ratios of calls that launch kernels: other work makes calls slower, never faster
+# Quantiles of the ratios of calls. A processor shared with others runs at full or at half speed, for seconds at a time.
+# Where calls that launch kernels were measured one after the other, some fell into slow seconds: the lower quartile.
+# In rounds, of which the fastest tenth counts, all calls had the same chance: the median.
+LOW, MIDDLE = 0.25, 0.5
 
 
 class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,18 +81,18 @@ def shrunk(measured: HostFactors, error_sd: float, calls: int) -> MeasuredFactor
 
 def factors_of_host(found: Host, path: str | Path = "") -> MeasuredFactors:
     """Factors of a host by its measured calls."""
-    return factors_of_costs(found.costs, path or found.key)
+    return factors_of_costs(found.costs, path or found.key, MIDDLE if found.in_rounds else LOW)
 
 
-def factors_of_costs(costs: Mapping[str, float], path: str | Path) -> MeasuredFactors:
-    """Factors by seconds of calls."""
+def factors_of_costs(costs: Mapping[str, float], path: str | Path, quantile: float = LOW) -> MeasuredFactors:
+    """Factors by seconds of calls; `quantile`: of the ratios of those that launch kernels."""
     reference, spread = host(REFERENCE).costs, host_spread()
     common = [name for name in COSTS if name in costs and name in reference]
     if not common:
         raise InputError(path, "has no call that the reference has: measure it with presage calibrate --host FILE.toml")
     launching = [name for name in common if name.startswith("gpu_")]
     ratios = [math.log(costs[name] / reference[name]) for name in launching or common]
-    factor = math.exp(float(np.quantile(ratios, LOW if launching else 0.5)))
+    factor = math.exp(float(np.quantile(ratios, quantile if launching else MIDDLE)))
     error = math.hypot(spread.reference_sd, spread.launching_sd if launching else spread.views_sd)
     return shrunk(HostFactors(factor, factor, factor), error, len(launching or common))
 

@@ -21,7 +21,8 @@ from presage.hardware.facts import (
 )
 
 KIND = "hosts"
-VERSION = 1
+VERSION = 2  # calls that launch kernels in rounds; before: long loops of one call after the other
+READ = (1, VERSION)
 TEXTS = {"name": str, "processor": str}
 US = 1e-6
 # Calls that launch nothing; a slice of a tensor on the GPU takes three times as long (3.7 us against 1.3 us).
@@ -68,6 +69,7 @@ class Host:
     cpus: int  # as the operating system counts them
     memory: int | None
     costs: Mapping[str, float] = field(hash=False)  # by the names of COSTS
+    in_rounds: bool  # calls that launch kernels took turns, and the fastest tenth counts; else one after the other
     facts: SourcedFigures = field(compare=False, repr=False)
 
 
@@ -94,13 +96,16 @@ def host_of(path: Path, table: dict[str, Any]) -> Host:
     """A host from the contents of its file."""
     _check_kind(path, table)
     version = table.pop("version", VERSION)
-    if version != VERSION:
-        raise InputError(path, f"is {version!r}, and this presage reads {VERSION}: measure the host again", "version")
+    if version not in READ:
+        raise InputError(
+            path, f"is {version!r}, and this presage reads {READ[0]} and {READ[1]}: measure the host again", "version"
+        )
     facts = check_figures(path, table, TEXTS, FIGURES)
     f = facts.figures
     memory = int(f["memory_GiB"]) if "memory_GiB" in f else None
     costs = {name: f[name] for name in COSTS if name in f}
-    return Host(facts.key, facts.texts["name"], facts.texts["processor"], int(f["cpus"]), memory, costs, facts)
+    name, processor = facts.texts["name"], facts.texts["processor"]
+    return Host(facts.key, name, processor, int(f["cpus"]), memory, costs, version == VERSION, facts)
 
 
 def cost_name(op: str) -> str:

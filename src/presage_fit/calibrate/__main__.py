@@ -252,7 +252,8 @@ def _measure_host(args: argparse.Namespace) -> None:
         return
     if args.json is not None:
         write_whole(args.json, data.encode())
-    busy = "; the machine had other work, measure again when it is idle" if found["busy"] else ""
+    changed = "; its pace changed meanwhile (other work, or a shared processor): measure again when it is idle"
+    busy = changed if found["busy"] else ""
     many, seconds = len(found["us"]), found["seconds"]
     print(f"{args.host}: {found['name']}, {many} calls in {seconds:.0f} s{busy}; see presage hosts {args.host}")
 

@@ -30,12 +30,12 @@ clock: Clock = time.thread_time
 ROUNDS, LOOPS, SECONDS = 10, 4, 8e-4  # rounds over all calls, timed loops of a call in each, seconds of a loop
 CHAIN = 200  # ops of a backward pass
 FASTEST, USUAL = 0.1, 0.75  # quantiles of the loops: the figure, and what a busy machine shows
-BUSY = 1.5  # their ratio, above which the machine had other work
+BUSY = 1.5  # their ratio, above which the host's pace changed: other work on the machine, or others on its processor
 TENSORS = 30  # of an optimizer's step
 
 
 def measure_host(torch: Any, tell: Callable[[str], None]) -> tuple[dict[str, float], bool]:
-    """Microseconds by figure, and whether the machine was busy meanwhile."""
+    """Microseconds by figure, and whether the host's pace changed meanwhile."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -231,7 +231,7 @@ def calibrate_host(out: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     near = f" beside one {gpu}" if gpu else ""
     source = f"presage calibrate --host: torch {torch.__version__}, Python {platform.python_version()}"
-    source += f"; {gpu or 'no GPU'}{'; the machine had other work' if busy else ''}"
+    source += f"; {gpu or 'no GPU'}{'; its pace changed meanwhile' if busy else ''}"
     name = f"{os.cpu_count() or 1} CPUs of {processor()}{near}"
     write_whole(out, host_toml(us, name, source, time.strftime("%Y-%m-%d")).encode())
     return {"kind": "host", "out": os.fspath(out), "name": name, "gpu": gpu, "busy": busy, "seconds": seconds, "us": us}
