@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 N = r"([\d.]+)%"
 SOURCES = {
-    "jobs, median": ("runs.md", rf"all 1310 rows: median \| {N}"),
+    "jobs, median": ("runs.md", rf"all 1323 rows: median \| {N}"),
     "jobs, mean": ("runs.md", rf"^\| MAPE \| {N}"),
     "jobs, worst": ("runs.md", rf"^\| megatron_bridge \| NVIDIA(?:[^|]*\|){{5}} {N}"),
     "jobs, experts": ("runs.md", rf"^\| MoE \| \d+ \| {N}"),
@@ -39,7 +39,7 @@ SOURCES = {
     "ranks, worst": ("ranks_accuracy.md", rf"^\| step_time \| 75 \|(?:[^|]*\|){{4}} {N}"),
 }
 CLAIMS = [
-    ("README.md", rf"1,310 published runs on 1 to 10,240 GPUs: median {N}", "jobs, median"),
+    ("README.md", rf"1,323 published runs on 1 to 10,240 GPUs: median {N}", "jobs, median"),
     ("README.md", rf"median [\d.]+%, mean {N}; mixture", "jobs, mean"),
     ("README.md", rf"mixture-of-experts {N}", "jobs, experts"),
     ("README.md", rf"mixture-of-experts [\d.]+%; worst {N}", "jobs, worst"),
@@ -70,7 +70,7 @@ CLAIMS = [
     ("accuracy_overview.md", rf"66 of inference, 21 of training \| {N}", "other GPUs, inference"),
     ("accuracy_overview.md", rf"21 of training \| [\d.]+%, {N} on average", "other GPUs, training"),
     ("sure.md", rf"own error of the typical step \({N} in the median", "jobs, median"),
-    ("whole_runs.md", rf"median error on 1,310 public runs is {N}", "jobs, median"),
+    ("whole_runs.md", rf"median error on 1,323 public runs is {N}", "jobs, median"),
     ("which_parallelism.md", rf"Step times: median error {N}", "jobs, median"),
     ("which_parallelism.md", rf"median error [\d.]+%, mean {N}", "jobs, mean"),
     ("which_parallelism.md", rf"Mixture-of-experts models: {N}", "jobs, experts"),
@@ -89,10 +89,10 @@ CLAIMS = [
     ("my_gpu.md", rf"off on average, {N} at worst, on 25 steps", "steps, GPU time worst"),
     ("my_gpu.md", rf"{N} off on average, with the attention", "ranks"),
     ("my_gpu.md", rf"of their time, {N} at worst", "ranks, worst"),
-    ("my_gpu.md", rf"{N} off on average over 1,310 runs", "jobs, mean"),
+    ("my_gpu.md", rf"{N} off on average over 1,323 runs", "jobs, mean"),
 ]
 # Sentences about measured sets: figures in them stand on the page of that set.
-SETS = {r"1,310|1310": "runs.md", r"\b25 steps": "accuracy.md", r"75 (?:public|published) runs": "ranks_accuracy.md"}
+SETS = {r"1,323|1323": "runs.md", r"\b25 steps": "accuracy.md", r"75 (?:public|published) runs": "ranks_accuracy.md"}
 WATCHED = {"plain loop": "plain", "slow loader": "slow_loader", "host-bound": "host_bound", "Hugging Face": "trainer",
            "Lightning": "lightning"}  # fmt: skip
 

@@ -12,12 +12,11 @@ and joined first, direct kernels, or each group by itself over eight streams (`s
 
 Features: all sizes, how they divide by tiles and powers of two, layout, type of number, waves of some tiles, and what
 each shape of tile and each other law would take, as a share of the whole. Sweeps: 6,700 draws with every parameter by
-itself, 33,300 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, three ways
-each.
+itself, 33,300 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, 26,200 of
+layers that libraries have, three ways each.
 
-Error on held-out draws (H200), before the sweep of groups: 8.3% (geometric mean), nine of ten under 44%; beyond the
-fitted sizes 15%. Depthwise 5%, others without groups 8.5%. Groups that are not depthwise are 24% off however many are
-drawn: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes.
+Groups that are not depthwise are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, so they are
+fitted twice (`KernelFamily.uneven`). Errors on held-out draws: docs/kernels.md.
 
 A transposed convolution is a plain one run backwards: its forward is the data gradient of the plain one from its large
 side to its small side, and its data gradient is the plain one's forward. `role` is what the kernel does after that.
