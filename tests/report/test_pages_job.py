@@ -152,7 +152,7 @@ def test_quicker_work_is_a_shorter_step() -> None:
 def test_the_job_page_agrees_with_the_prediction() -> None:
     p = replace(job(), spread=surely())
     page = job_answer(p, 15e12, page=True)
-    assert page.headline.startswith("5.0 s/step (90% interval 4.3-6.5 s): ")
+    assert page.headline.startswith("5.0 s/step (90% interval 4.4-6.4 s): ")
     assert "15 T tokens take 5" in page.headline and "Fits in memory with 14.5 GiB to spare" in page.verdict
     (bars,) = section(page, "where-the-step-goes").figure.data  # type: ignore[union-attr]
     assert numbers(bars.x).sum() == pytest.approx(p.step.p50)

@@ -115,9 +115,8 @@ def _surveyed(
     parts, done, legal = [Survey.nothing()], 0, 0
     pieces = [families[i : i + FAMILIES] for i in range(0, len(families), FAMILIES)]
     for piece, part in zip(pieces, pool.map(partial(survey_families, space, efficiency), pieces), strict=True):
-        part.family[:] += done
+        parts.append(part._replace(family=part.family + done))  # arrays of another process may be read-only
         done, legal = done + len(piece), legal + part.legal
-        parts.append(part)
         try:
             tell(SearchProgress("surveying", done, len(families), legal, float("inf")))
         except StopSearch:
