@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -69,36 +68,24 @@ def fit(
 def joined(first: Trees, more: Trees, where: Sequence[tuple[int, float, bool]]) -> Trees:
     """The sum of both, of `more` only in rows where each (feature, threshold, whether it lies above) of `where` holds:
     every tree of it gets these splits above its root, with leaves of zero beside them."""
-    before: list[bool] = []
-    after: list[bool] = []
-    for _, _, above in where:
-        before += [True, False] if above else [True]
-        after += [] if above else [False]
-    zeros = np.zeros(before.count(False), np.float32), np.zeros(len(after), np.float32)
-    splits: list[Any] = []
-    features: list[Any] = []
-    thresholds: list[Any] = []
-    ways: list[Any] = []
-    values: list[Any] = []
-    at_split, at_leaf = 0, 0
+    left, right = sum(above for _, _, above in where), sum(not above for _, _, above in where)  # leaves of zero
+    before = [node for _, _, above in where for node in ([True, False] if above else [True])]
     lowest = np.minimum(0, np.minimum.accumulate(np.cumsum(np.where(more.splits, 1, -1))))
-    ends = np.flatnonzero(np.diff(lowest, prepend=0) < 0)  # a tree has one leaf more than splits
-    for begin, end in pairwise([-1, *ends.tolist()]):
-        own = more.splits[begin + 1 : end + 1]
-        n, leaves = int(own.sum()), int((~own).sum())
-        base = more.base if not splits else 0.0
-        splits += [before, own, after]
-        features += [[f for f, _, _ in where], more.feature[at_split : at_split + n]]
-        thresholds += [[t for _, t, _ in where], more.threshold[at_split : at_split + n]]
-        ways += [[False] * len(where), more.nan_left[at_split : at_split + n]]
-        values += [zeros[0], more.value[at_leaf : at_leaf + leaves] + np.float32(base), zeros[1]]
-        at_split, at_leaf = at_split + n, at_leaf + leaves
+    ends = np.flatnonzero(np.diff(lowest, prepend=0) < 0) + 1  # a tree has one leaf more than splits
+    trees = np.split(more.splits, ends[:-1])
+    roots = np.repeat(np.cumsum([0, *(t.sum() for t in trees[:-1])]), len(where))
+    leaves = np.split(more.value, np.cumsum([(~t).sum() for t in trees[:-1]]))
+    leaves[0] = leaves[0] + np.float32(more.base)
+
+    def with_conditions(held: npt.NDArray[Any], of_each: list[Any]) -> npt.NDArray[Any]:
+        return np.insert(held, roots, np.tile(np.array(of_each, held.dtype), len(trees)))
+
     return Trees(
-        np.concatenate([first.splits, *map(np.asarray, splits)]).astype(np.bool_),
-        np.concatenate([first.feature, *map(np.asarray, features)]).astype(np.int16),
-        np.concatenate([first.threshold, *map(np.asarray, thresholds)]).astype(np.float32),
-        np.concatenate([first.nan_left, *map(np.asarray, ways)]).astype(np.bool_),
-        np.concatenate([first.value, *values]).astype(np.float32),
+        np.concatenate([first.splits, *(part for t in trees for part in (np.array(before), t, np.zeros(right, bool)))]),
+        np.concatenate([first.feature, with_conditions(more.feature, [f for f, _, _ in where])]),
+        np.concatenate([first.threshold, with_conditions(more.threshold, [t for _, t, _ in where])]),
+        np.concatenate([first.nan_left, with_conditions(more.nan_left, [False] * len(where))]),
+        np.concatenate([first.value, *(np.pad(part, (left, right)) for part in leaves)]),
         first.base,
         first.features,
     )
