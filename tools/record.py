@@ -43,12 +43,16 @@ def load(path: Path):
 
 
 def timed(step) -> dict:
-    """Back-to-back steps between two synchronisations, and each step's time by events."""
+    """Steps for about a second."""
     start = time.perf_counter()
     step()
     torch.cuda.synchronize()
-    once = time.perf_counter() - start
-    count = max(5, min(MOST_STEPS, int(TIMED_SECONDS / once)))
+    count = max(5, min(MOST_STEPS, int(TIMED_SECONDS / (time.perf_counter() - start))))
+    return {"iters": count, **back_to_back(step, count)}
+
+
+def back_to_back(step, count: int) -> dict:
+    """Steps one after the other between two synchronisations, and each step's time by events."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     start = time.perf_counter()
     marks[0].record()
@@ -60,7 +64,6 @@ def timed(step) -> dict:
     total = time.perf_counter() - start
     each = [marks[k].elapsed_time(marks[k + 1]) for k in range(count)]
     return {
-        "iters": count,
         "step_ms": 1e3 * total / count,
         "issue_ms": 1e3 * issued / count,
         "per_step_ms": [round(x, 4) for x in each],

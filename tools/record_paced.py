@@ -15,7 +15,6 @@ cases of the list `--traced` are profiled after all that; their traces go into a
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -34,20 +33,13 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a GPU 
 
 import torch
 import torch.nn.functional as F
+from record import back_to_back, load
 from torch import nn
 
 WARM_UP, STRETCHES, STRETCH_SECONDS, PASSES = 4, 4, 0.5, 3
 CHAIN = 60
 LONGEST_SECONDS = 90  # of a case
 ARCHIVE_BYTES = 15 << 20
-
-
-def load(path: Path):
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- the probe
@@ -167,20 +159,12 @@ def host_ops() -> dict:
 
 
 def stretch(step, count: int) -> dict:
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    before, process, start = usage(), time.process_time(), time.perf_counter()
-    marks[0].record()
-    for k in range(count):
-        step()
-        marks[k + 1].record()
-    issued = time.perf_counter() - start
-    torch.cuda.synchronize()
-    total, process = time.perf_counter() - start, time.process_time() - process
+    before, process = usage(), time.process_time()
+    found = back_to_back(step, count)
+    process = time.process_time() - process
     return {
-        "step_ms": 1e3 * total / count,
-        "issue_ms": 1e3 * issued / count,
+        **found,
         "process_ms": 1e3 * process / count,
-        "per_step_ms": [round(marks[k].elapsed_time(marks[k + 1]), 3) for k in range(count)],
         "usage": [b - a for a, b in zip(before, usage(), strict=True)],
     }
 
@@ -294,6 +278,7 @@ def main() -> None:
     parser.add_argument("--traced", default="", help="the list (field) whose cases are traced in the first round")
     parser.add_argument("--one", default="", help="only this case, its row to standard output")
     args = parser.parse_args()
+    sys.path[:0] = [str(path.parent) for path in args.workloads]  # one list may import another
     if args.one:
         record(load(args.workloads[0]), args.one, print)
         return
