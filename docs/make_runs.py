@@ -5,21 +5,19 @@ python docs/make_runs.py ../shared
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import runs_text as text
 from own_steps import score_own_steps
+from runs_priors import priors
 
 import presage as ps
-from presage.configs.job import Job
 from presage.hardware import gpu
 from presage.memory import job_memory
 from presage.prediction.jobs.efficiency import efficiency_without, shipped_efficiency
@@ -33,7 +31,6 @@ PAGE = Path(__file__).with_name("runs.md")
 OWN_STEPS = ROOT / "data" / "h200_jobs" / "steps.json"
 GIB = 1024.0**3
 LEFT, SHIPPED, LAWS = "step_time_left_out", "step_time", "step_time_unfitted"
-PRIORS = (0.05, 0.10, 0.15, 0.25, 100.0)
 HEAD = "| {} | n | MAPE | median | p90 | max | bias | as shipped | laws alone |\n|---|---|---|---|---|---|---|---|---|"
 Table = Mapping[int, Mapping[str, str]]
 
@@ -175,60 +172,6 @@ def factors(result: AccuracyResult) -> Iterator[str]:
         *((s, efficiency_without(s)) for s in (*fitted, "aws_moe_ep")),
     ):
         yield f"| {name} | {e.product:.3f} | {e.backward:.3f} | {e.experts:.3f} |"
-
-
-def fit_tool() -> Any:
-    spec = importlib.util.spec_from_file_location("fit_runs", ROOT / "tools" / "fit_runs.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-Rows = list[tuple[str, Job, float]]
-
-
-@dataclass(frozen=True)
-class Line:
-    """Errors of rows in logarithms about a fit, and how they change with each factor's."""
-
-    rows: Rows
-    base: np.ndarray
-    slopes: np.ndarray
-
-
-def priors(path: Path) -> Iterator[str]:
-    """Left-out errors with other widths of the prior, linearised about the fit that ships."""
-    fit, e = fit_tool(), shipped_efficiency()
-    x, paths = np.log([getattr(e, name) for name in fit.NAMES]), (path, more_runs(path))
-    kept = [row for one in paths for row in fit.read(one)]
-    fit.MOST = sys.maxsize
-    rows = fit.read(path)
-    some, every = Line(kept, *fit.linear(kept, x)), Line(rows, *fit.linear(rows, x))
-    shown = [s for s in text.BARS if any(s == r[0] for r in rows)]
-    yield f"| width | GEMMs | backward | experts | median | MAPE | {' | '.join(shown)} |"
-    yield "|" + "---|" * (6 + len(shown))
-    for width in PRIORS:
-        fit.PRIOR |= {"product": width, "backward": width}
-        whole = fit.factors(fit.solved(kept, some.base, some.slopes, x, ""))
-        head = ["none" if PRIORS[-1] == width else f"{width:.2f}", *(f"{v:.3f}" for v in whole)]
-        yield f"| {' | '.join(head)} | {prior_cells(errors_left_out(fit, some, every, x), shown)}"
-
-
-def errors_left_out(fit: Any, some: Line, every: Line, x: np.ndarray) -> dict[str, np.ndarray]:
-    found = {}
-    for source in dict.fromkeys(r[0] for r in every.rows):
-        at = fit.solved(some.rows, some.base, some.slopes, x, source)
-        mine = np.array([r[0] == source for r in every.rows])
-        found[source] = np.abs(np.exp(every.base[mine] + every.slopes[mine] @ (at - x)) - 1)
-    return found
-
-
-def prior_cells(found: Mapping[str, np.ndarray], shown: list[str]) -> str:
-    whole = np.concatenate(list(found.values()))
-    marks = [(float(np.median(whole)), text.MEDIAN), (float(whole.mean()), text.MAPE)]
-    marks += [(float(found[s].mean()), text.BARS[s]) for s in shown]
-    return " | ".join(percent(v) if v <= bar else f"**{percent(v)}**" for v, bar in marks) + " |"
 
 
 # ---- one job, many rows
@@ -387,7 +330,7 @@ def page(path: Path) -> Iterator[str]:
     yield from ("## Rows that another simulator made", "", text.SIMULATED, "")
     yield from ("## What falls short", "", *asked(result, score_runs(more_runs(path))), "", text.SHORT, "")
     yield from ("## What is fitted", "", text.FITTED, "", *factors(result), "")
-    yield from ("## What was chosen with errors in view", "", text.CHOSEN, "", *priors(path), "")
+    yield from ("## What was chosen with errors in view", "", text.CHOSEN, "", *priors((path, more_runs(path))), "")
     yield from cuts(result, table)
     yield from ("## Rows that are one job", "", text.TWINS, "", *twin_table(result), "")
     yield from ("## The ten worst jobs", "", text.WORST, "", *worst(result), "")
