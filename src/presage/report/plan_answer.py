@@ -123,8 +123,12 @@ def facts(found: SearchResult) -> tuple[Fact, ...]:
     ]
     if own is not None:
         fits = "" if own.memory.fits else f"; {size(-own.memory.margin)} too much memory"
-        slower = f"{signed(own.seconds / best.seconds - 1)} against the best{fits}"
-        out.append(Fact("The job's own plan", seconds(own.seconds), slower, "" if own.memory.fits else "bad"))
+        slower = signed(
+            own.seconds / best.seconds - 1
+        )  # plans are compared by steps without noise, unlike the first card
+        out.append(
+            Fact("The job's own plan", slower, f"step time against the best{fits}", "" if own.memory.fits else "bad")
+        )
     return (*out, *_count_facts(found))
 
 
