@@ -33,7 +33,7 @@ def _scatter(rng: np.random.Generator) -> dict[str, Any]:
             "alpha": near(rng, {0.0: 0.5, 0.5: 0.25, 0.9: 0.15, 1.1: 0.1})}  # fmt: skip
 
 
-def _products(rng: np.random.Generator) -> dict[str, Any]:
+def sample_products(rng: np.random.Generator) -> dict[str, Any]:
     """Windows, relative positions, chunks of a scan: many small products."""
     batch = log_int(rng, 16, 16384)
     m, n, k = (int(pick(rng, (4, 8, 16, 16, 32, 32, 49, 64, 64, 96, 128, 128, 196, 256))) for _ in range(3))
@@ -198,7 +198,7 @@ def _other(rng: np.random.Generator) -> dict[str, Any]:
 
 
 DRAWS: dict[str, tuple[Draw, float]] = {
-    "scan": (_scan, 0.1), "scatter": (_scatter, 0.14), "products": (_products, 0.12), "windows": (_windows, 0.12),
+    "scan": (_scan, 0.1), "scatter": (_scatter, 0.14), "products": (sample_products, 0.12), "windows": (_windows, 0.12),
     "fft": (_fft, 0.07), "resample": (_resample, 0.1), "pool": (_pool, 0.13), "grouped": (_grouped, 0.07),
     "router": (_router, 0.06), "sorted": (_sorted, 0.05), "other": (_other, 0.04),
 }  # fmt: skip
@@ -268,7 +268,7 @@ def build_fft(torch: Any, p: dict[str, Any]) -> Parts:
 
 def build_resample(torch: Any, p: dict[str, Any]) -> Parts:
     f, op = torch.nn.functional, p["op"]
-    sides = {"linear": [p["size"] ** 2], "trilinear": [4, p["size"], p["size"]]}.get(op, [p["size"]] * 2)
+    sides = {"linear": [p["size"] ** 2], "trilinear": [p.get("frames", 4), *[p["size"]] * 2]}.get(op, [p["size"]] * 2)
     x = tensor(torch, (p["n"], p["c"], *sides), p["dtype"])
     if p["channels_last"] and len(sides) == 2:
         x = x.to(memory_format=torch.channels_last)
@@ -276,7 +276,7 @@ def build_resample(torch: Any, p: dict[str, Any]) -> Parts:
     if op == "grid":
         at = (torch.rand(p["n"], p["out"], p["out"], 2, device="cuda") * 2 - 1).to(x.dtype).requires_grad_(True)
         return both_ways(torch, lambda: f.grid_sample(x, at, align_corners=False), [x, at])
-    out = {"linear": [p["out"] ** 2], "trilinear": [4, p["out"], p["out"]]}.get(op, [p["out"]] * 2)
+    out = {"linear": [p["out"] ** 2], "trilinear": [p.get("out_frames", 4), *[p["out"]] * 2]}.get(op, [p["out"]] * 2)
     align = {} if op == "nearest" else {"align_corners": p["align"]}
     return both_ways(torch, lambda: f.interpolate(x, size=out, mode=op, **align), [x])
 
