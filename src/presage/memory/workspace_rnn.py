@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from presage.graph.graph import Graph, Op, argument
+from msgspec.structs import replace
+
+from presage.graph.graph import Graph, Op, Tensor, argument, optional_tensor
 
 KEPT = {0: 1, 1: 1, 2: 5, 3: 6}  # by cuDNN's mode (ReLU, tanh, LSTM, GRU): values kept per hidden unit and time step
 GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 ALIGNMENT = 256
-STATES, INPUTS, FIXED = 3.6, 3.4, 15 << 20  # of the scratch: copies of the states, of the inputs, bytes
+FIXED = 8 << 20  # bytes of scratch for each layer and direction
+OUTPUT, GRADIENT = 6, 7  # places of these tensors among the arguments of the backward op
+
+
+class Copies(NamedTuple):
+    """How often a part of the layers lies in the scratch, for each direction."""
+
+    hidden: float  # as wide as the hidden state, at every time step
+    narrow: float  # as wide as the narrower of input and hidden state
+    beyond: float  # as wide as the input is beyond the hidden state
+    state: float  # one hidden state, for each layer
+    small: float  # kernels that keep a small hidden state on the chip: its width, for both directions together
+    stacked: float  # as wide as the hidden state, where there are several layers
+
+
+COPIES = {  # by mode and directions
+    (1, 1): Copies(4, 2, 3, 5, 10.5, -0.75),
+    (1, 2): Copies(5, 1, 3, 7, 9, 1),
+    (2, 1): Copies(5, 1, 2.75, 11, 14.5, 0),
+    (2, 2): Copies(7, 0.5, 2.75, 12, 13.5, 0),
+    (3, 1): Copies(4, 2, 3, 5, 15, 0),
+    (3, 2): Copies(6, 0.5, 3, 6, 13, 0.5),
+}
+SMALL = {1: 384, 2: 192, 3: 192}  # by mode: widest hidden state that is kept on the chip; never in bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +51,7 @@ class Recurrent:
     layers: int
     directions: int
     itemsize: int
+    brain: bool = False  # in bfloat16
 
     @property
     def states(self) -> int:
@@ -43,14 +71,20 @@ class Recurrent:
 
     @property
     def scratch(self) -> int:
-        """Repacked weights, copies of one layer's states and of its inputs for each direction, and a fixed part.
+        """The weights, a fixed part for each layer and direction, copies of inputs and states, kernels' own buffers.
 
-        Least squares over 312 of 416 layers measured on an H200 (data/h200_memory/recurrent.jsonl.gz), the factors
-        rounded: of the 416 half are within 21%.
+        The parts were found, and their counts fitted and rounded, on 292 of 416 layers measured on an H200
+        (data/h200_memory/recurrent.jsonl.gz; drawn with seed 0): of the 124 others half are within 0.1%, the mean
+        error is 0.9%.
         """
-        inputs = self.itemsize * self.steps * self.batch * self.features * self.directions
-        repacked = self.weights if self.itemsize == 4 else 4 * self.weights // 3
-        return repacked + int(STATES * self.states + INPUTS * inputs) + FIXED
+        mode = max(1, self.mode)
+        copies, small = COPIES[mode, self.directions], not self.brain and self.hidden <= SMALL[mode]
+        widths = copies.hidden * self.hidden + copies.narrow * min(self.features, self.hidden)
+        widths += copies.beyond * max(0, self.features - self.hidden) + copies.stacked * self.hidden * (self.layers > 1)
+        widths += copies.small * self.hidden / self.directions * small
+        rows = self.itemsize * self.batch * self.directions
+        states = copies.state * self.hidden * self.layers
+        return FIXED * self.layers * self.directions + self.weights + int(rows * (self.steps * widths + states))
 
 
 def of(graph: Graph, op: Op) -> Recurrent | None:
@@ -63,9 +97,17 @@ def of(graph: Graph, op: Op) -> Recurrent | None:
         return None
     if not x or len(x[0].shape) != 3 or mode not in KEPT:
         return None
-    steps, batch, features = x[0].shape
+    steps, batch, features = _time_major(op, x[0]).shape
     both = 2 if argument(op, "bidirectional", 13 + shift) is True else 1
-    return Recurrent(mode, steps, batch, features, hidden, layers, both, x[0].itemsize)
+    return Recurrent(mode, steps, batch, features, hidden, layers, both, x[0].itemsize, x[0].dtype == "bfloat16")
+
+
+def _time_major(op: Op, t: Tensor) -> Tensor:
+    """A sequence as cuDNN reads it: time steps first."""
+    if argument(op, "batch_first", 14 if op.name.endswith("backward") else 10) is not True:
+        return t
+    (a, b, *rest), (m, n, *steps) = t.shape, t.strides
+    return replace(t, shape=(b, a, *rest), strides=(n, m, *steps))
 
 
 def drops(op: Op) -> bool:
@@ -75,12 +117,21 @@ def drops(op: Op) -> bool:
 
 
 def scratch(graph: Graph, op: Op) -> tuple[int, ...]:
-    """cuDNN's workspace, and a copy of the input where its time steps do not follow each other in memory."""
+    """cuDNN's workspace, and copies of the sequences whose time steps do not follow each other in memory."""
     layers = of(graph, op)
     if layers is None:
         return ()
-    x = graph.inputs_of(op)[0]
-    return (layers.scratch,) if x.is_contiguous else (x.nbytes, layers.scratch)
+    copied = (t.nbytes for t in _sequences(graph, op) if len(t.shape) == 3 and not _time_major(op, t).is_contiguous)
+    return (*copied, layers.scratch)
+
+
+def _sequences(graph: Graph, op: Op) -> Iterator[Tensor]:
+    """Input of a `_cudnn_rnn` op; of its backward also the output and its gradient."""
+    yield graph.inputs_of(op)[0]
+    for place in (OUTPUT, GRADIENT) if op.name.endswith("backward") else ():
+        t = optional_tensor(graph, op, place)
+        if t is not None:
+            yield t
 
 
 def reserves(graph: Graph) -> dict[int, int]:
