@@ -160,7 +160,7 @@ def _channels(asked: int, places: int) -> int:
 
 
 def _wide_pool(rng: np.random.Generator) -> dict[str, Any]:
-    """Of all orders and windows, some images wider than high, some windows of one frame."""
+    """Pools of all orders and windows, some images wider than high, some windows of one frame."""
     p = _pool(rng, PLACE_POOLS)
     if rng.random() < 0.2:
         p["across"] = max(p["k"], round(p["size"] * float(pick(rng, (0.5, 0.75, 1.33, 1.78)))))
