@@ -88,6 +88,8 @@ def from_leaf(leaf: Any, params: Mapping[str, Any]) -> Call:
     if leaf.op in REDUCES and len(inputs) > 4:
         inputs[4] = params.get("op")  # a name, which the profiler does not tell
     facts = {k: float(params[k]) for k in ("distinct", "most", *COUNTED.get(leaf.op, ())) if k in params}
+    if leaf.op in REDUCES and params.get("fresh") is False:
+        facts["settled"] = 1.0
     tf32 = params.get("kind") == "tf32" or params.get("tf32", False)
     return Call(leaf.op, tuple(inputs), bool(tf32), facts)
 

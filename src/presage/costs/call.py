@@ -76,7 +76,8 @@ Value: TypeAlias = Single | tuple[Any, ...]  # a list of shapes or of numbers
 @dataclass(frozen=True)
 class Call:
     """An op and its inputs. `facts` hold what shapes cannot: the number of distinct rows looked up (`distinct`) and the
-    uses of the most frequent one (`most`)."""
+    uses of the most frequent one (`most`); `settled`: a comparing scatter's results are there already, as where the
+    sweep repeats one."""
 
     name: str
     inputs: tuple[Value, ...]

@@ -200,7 +200,8 @@ def features(call: Call, law: Law) -> list[float]:
         float(list(WEIGHTS).index(name)), ln(law.seconds), ln(law.bytes / law.seconds), float(m.width),
         ln(m.columns), ln(m.count), ln(m.distinct), ln(m.count / m.distinct), ln(m.most), ln(m.distinct * row),
         ln(m.rows), ln(m.most / max(1, m.count)), ln(m.count * row), float(len(call.tensors)),
-        float(_reduction(call) in ADDING), *shares, *[-1.0] * (PARTS - len(shares)),
+        float(_reduction(call) in ADDING), float(_reduction(call) == "prod"), call.facts.get("settled", 0.0), *shares,
+        *[-1.0] * (PARTS - len(shares)),
     ]  # fmt: skip
 
 

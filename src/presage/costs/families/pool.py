@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import NamedTuple
 
-from presage.costs.call import Call
+from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln
 from presage.costs.rates import REFERENCE_SMS, Rates
 
@@ -31,26 +31,56 @@ ALIKE = {
     "aten::adaptive_max_pool3d": "aten::adaptive_max_pool2d",
     "aten::adaptive_max_pool3d_backward": "aten::adaptive_max_pool2d_backward",
 }  # fmt: skip
+Sides = tuple[int, int, int]
 PICO, MICRO = 1e-12, 1e-6
 BLOCKS, THREADS = REFERENCE_SMS * 8, REFERENCE_SMS * 1024  # at once
 CACHED = 4e7  # bytes that stay in the L2
 
 
 class PoolCall(NamedTuple):
-    """Planes of `near` places (the forward's input) and `far` ones (its output)."""
+    """Planes of `near` places (the forward's input) and `far` ones (its output), by depth, height and width."""
 
     name: str  # of the 2-D op
     backward: bool
+    deep: bool  # a 3-D op
     planes: int
-    near: int
-    far: int
-    row: int  # length of the near side's rows
-    window: int  # near places a far one looks at
-    overlap: int  # far places that look at a near one
-    width: int
     channels: int
+    near_sides: Sides
+    far_sides: Sides
+    windows: Sides  # near places a far one looks at
+    overlaps: Sides  # far places that look at a near one
+    width: int
     channels_last: bool
-    indices: bool
+    layouts: int  # of the tensors given: bits, channels last
+    stride: int
+
+    @property
+    def near(self) -> int:
+        return prod(self.near_sides)
+
+    @property
+    def far(self) -> int:
+        return prod(self.far_sides)
+
+    @property
+    def window(self) -> int:
+        return prod(self.windows)
+
+    @property
+    def overlap(self) -> int:
+        return prod(self.overlaps)
+
+    @property
+    def divides(self) -> bool:
+        """Whether adaptive windows are all of one size."""
+        return all(n % f == 0 for n, f in zip(self.near_sides, self.far_sides, strict=True))
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a backward has a thread for each near place, which reads; else one for each far one, which adds."""
+        if not self.deep:
+            return "adaptive" not in self.name or (self.channels_last and "avg" in self.name)
+        return "max" not in self.name and (self.divides if "adaptive" in self.name else self.overlap == 1)
 
     @property
     def work(self) -> tuple[int, int]:
@@ -61,24 +91,29 @@ class PoolCall(NamedTuple):
 
     @property
     def moved(self) -> float:
-        return float(self.planes * (self.width * (self.near + self.far) + 8 * self.indices * self.far))
+        indices = 8 * ("max" in self.name)
+        return float(self.planes * (self.width * (self.near + self.far) + indices * self.far))
 
 
 def pool(call: Call) -> PoolCall:
-    name, backward = ALIKE.get(call.name, call.name), call.name.endswith("backward")
-    first = call.tensors[0]
-    lead = 2 if len(first.sizes) > 3 else 1
-    far = first.sizes[lead:]
-    if not backward:
-        near = far
-        far = _far(call, near)
-    else:
-        near = call.tensors[1].sizes[lead:]
-    window, overlap = _window(call, near, far, backward)
-    last = len(first.strides) > 2 and first.sizes[1] > 1 and first.strides[1] == 1 and not first.is_contiguous
-    planes, channels = prod(first.sizes[:lead]), first.sizes[lead - 1]
-    return PoolCall(name, backward, planes, prod(near), prod(far), near[-1], window, overlap, first.width, channels,
-                last, "max" in name)  # fmt: skip
+    name, backward, deep = ALIKE.get(call.name, call.name), call.name.endswith("backward"), "3d" in call.name
+    dims, first = 3 if deep else 2, call.tensors[0]
+    near = (call.tensors[1] if backward else first).sizes[-dims:]
+    far = first.sizes[-dims:] if backward else _far(call, near)
+    windows, overlaps, stride = _window(call, near, far, backward)
+    layouts = [_is_last(t) for t in call.tensors[: 1 + backward]]
+    lead = first.sizes[:-dims]
+    return PoolCall(name, backward, deep, prod(lead), lead[-1] if lead else 1, *map(_three, (near, far, windows, overlaps)),
+                    first.width, layouts[0], sum(1 << i for i, last in enumerate(layouts) if last), stride)  # fmt: skip
+
+
+def _three(sides: tuple[int, ...]) -> Sides:
+    depth, height, width = ((1, 1, 1) + tuple(sides))[-3:]
+    return depth, height, width
+
+
+def _is_last(t: Shape) -> bool:
+    return len(t.strides) > 2 and t.sizes[1] > 1 and t.strides[1] == 1 and not t.is_contiguous
 
 
 def _far(call: Call, near: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,15 +129,18 @@ def _spread(numbers: tuple[float, ...], dims: int) -> tuple[float, ...]:
     return numbers * dims if len(numbers) == 1 else numbers[:dims]
 
 
-def _window(call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: bool) -> tuple[int, int]:
-    """Input places per output element, and output elements per input place."""
+def _window(
+    call: Call, near: tuple[int, ...], far: tuple[int, ...], backward: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Input places per output element, output elements per input place, by dimension; the last stride."""
     place = 2 if backward else 1
     if "adaptive" in call.name:
-        pairs = list(zip(near, far, strict=False))
-        return prod(ceil(n / max(1, f)) for n, f in pairs), prod(ceil(f / max(1, n)) for n, f in pairs)
-    size, stride = _spread(call.numbers(place), len(near)), _spread(call.numbers(place + 1), len(near))
-    per = prod(ceil(k / max(1, s)) for k, s in zip(size, stride or size, strict=False))
-    return int(prod(size)), per
+        pairs = list(zip(near, far, strict=True))
+        ways = tuple(ceil(n / max(1, f)) for n, f in pairs), tuple(ceil(f / max(1, n)) for n, f in pairs)
+        return *ways, ways[0][-1]
+    size, stride = (tuple(int(n) for n in _spread(call.numbers(p), len(near))) for p in (place, place + 1))
+    stride = stride or size
+    return size, tuple(ceil(k / max(1, s)) for k, s in zip(size, stride, strict=True)), stride[-1]
 
 
 def terms(p: PoolCall) -> tuple[float, ...]:
@@ -128,14 +166,40 @@ def law(call: Call, rates: Rates) -> Law:
     return Law(max(rates.floor, kernel_time(p)), 0.0, p.moved)
 
 
+class Tiles(NamedTuple):
+    """How a kernel of blocks of 32 x 8 threads covers a side."""
+
+    blocks: int
+    busy: float  # share of the threads that have a place
+    steps: int  # places one after the other in a thread, times what it reads for each
+
+
+def tiles(p: PoolCall) -> Tiles:
+    """Adaptive pools stride over a plane with one block or a few; 3-D ones without adapting have a block a tile."""
+    side = p.near_sides if p.backward and p.gathers else p.far_sides
+    reads = p.overlap if p.backward and p.gathers else p.window if "max" not in p.name or not p.backward else 1
+    high, wide = ceil(side[1] / 8), ceil(side[2] / 32)
+    busy, planes = side[1] * side[2] / (high * 8 * wide * 32), p.planes * side[0]
+    if "adaptive" not in p.name:
+        return Tiles(planes * high * wide, busy, reads)
+    rows = min(high, max(1, 16 // (planes if p.deep else p.channels)))
+    return Tiles(planes * rows, busy, ceil(high / rows) * wide * reads)
+
+
 def features(call: Call, law: Law) -> list[float]:
     p = pool(call)
     numbers, places = p.work
+    t = tiles(p)
+    waves = t.blocks / BLOCKS
     return [
-        OPS[p.name], float(p.width), float(p.channels_last), ln(p.planes), ln(p.near), ln(p.far), ln(p.row),
+        OPS[p.name], float(p.width), float(p.channels_last), ln(p.planes), ln(p.near), ln(p.far), ln(p.near_sides[2]),
         float(p.window), float(p.overlap), ln(p.far / p.near), ln(numbers), ln(numbers * places), ln(law.seconds),
         ln(p.moved), ln(p.channels), float(alignment(p.channels, 32)), float(alignment(p.near, 16)),
-        ln(p.planes / p.channels), ln(places), float("3d" in call.name), *(ln(t / law.seconds) for t in terms(p)),
+        ln(p.planes / p.channels), ln(places), float(p.deep), *(ln(t / law.seconds) for t in terms(p)),
+        *(float(n) for n in (*p.near_sides, *p.far_sides)), *(float(n) for n in p.windows), float(p.overlaps[2]), float(p.stride),
+        float(p.layouts), float(p.divides), float(p.gathers), ln(t.blocks), t.busy, ln(t.steps), waves / ceil(waves), ln(ceil(waves)),
+        ln(ceil(waves) * t.steps * 1e-8 / law.seconds), ln(t.blocks * t.steps * 1e-11/ law.seconds),
+        ceil(p.near / 256) * 256 / p.near, ln(p.planes * ceil(p.near / 256)), float(alignment(p.near_sides[2], 16)), float(alignment(p.far_sides[2], 16)),
     ]  # fmt: skip
 
 

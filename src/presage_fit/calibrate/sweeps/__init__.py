@@ -26,6 +26,7 @@ from presage_fit.calibrate.sweeps import (
     sparse,
     thin,
     various,
+    volumes,
 )
 from presage_fit.calibrate.sweeps.common import Parts
 
@@ -56,6 +57,7 @@ FAMILIES: dict[str, Family] = {
         various,
         thin,
         layers,
+        volumes,
     )
     for name, parts in module.FAMILIES.items()
 }
