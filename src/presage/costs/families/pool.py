@@ -103,12 +103,13 @@ def pool(call: Call) -> PoolCall:
     windows, overlaps, stride = _window(call, near, far, backward)
     layouts = [_is_last(t) for t in call.tensors[: 1 + backward]]
     lead = first.sizes[:-dims]
-    return PoolCall(name, backward, deep, prod(lead), lead[-1] if lead else 1, *map(_three, (near, far, windows, overlaps)),
-                    first.width, layouts[0], sum(1 << i for i, last in enumerate(layouts) if last), stride)  # fmt: skip
+    given = sum(1 << i for i, last in enumerate(layouts) if last)
+    return PoolCall(name, backward, deep, prod(lead), lead[-1] if lead else 1, _three(near), _three(far),
+                    _three(windows), _three(overlaps), first.width, layouts[0], given, stride)  # fmt: skip
 
 
 def _three(sides: tuple[int, ...]) -> Sides:
-    depth, height, width = ((1, 1, 1) + tuple(sides))[-3:]
+    depth, height, width = (1, 1, 1, *sides)[-3:]
     return depth, height, width
 
 
@@ -196,10 +197,11 @@ def features(call: Call, law: Law) -> list[float]:
         float(p.window), float(p.overlap), ln(p.far / p.near), ln(numbers), ln(numbers * places), ln(law.seconds),
         ln(p.moved), ln(p.channels), float(alignment(p.channels, 32)), float(alignment(p.near, 16)),
         ln(p.planes / p.channels), ln(places), float(p.deep), *(ln(t / law.seconds) for t in terms(p)),
-        *(float(n) for n in (*p.near_sides, *p.far_sides)), *(float(n) for n in p.windows), float(p.overlaps[2]), float(p.stride),
-        float(p.layouts), float(p.divides), float(p.gathers), ln(t.blocks), t.busy, ln(t.steps), waves / ceil(waves), ln(ceil(waves)),
-        ln(ceil(waves) * t.steps * 1e-8 / law.seconds), ln(t.blocks * t.steps * 1e-11/ law.seconds),
-        ceil(p.near / 256) * 256 / p.near, ln(p.planes * ceil(p.near / 256)), float(alignment(p.near_sides[2], 16)), float(alignment(p.far_sides[2], 16)),
+        *(float(n) for n in (*p.near_sides, *p.far_sides, *p.windows)), float(p.overlaps[2]), float(p.stride),
+        float(p.layouts), float(p.divides), float(p.gathers), ln(t.blocks), t.busy, ln(t.steps), waves / ceil(waves),
+        ln(ceil(waves)), ln(ceil(waves) * t.steps * 1e-8 / law.seconds), ln(t.blocks * t.steps * 1e-11 / law.seconds),
+        ceil(p.near / 256) * 256 / p.near, ln(p.planes * ceil(p.near / 256)),
+        *(float(alignment(side[2], 16)) for side in (p.near_sides, p.far_sides)),
     ]  # fmt: skip
 
 

@@ -28,8 +28,15 @@ PACES = {
     "aten::cumsum": (40e-9, 165e-9, 2.1e-9), "aten::cumprod": (40e-9, 165e-9, 2.1e-9),
     "aten::_logcumsumexp": (170e-9, 290e-9, 1.0e-8), "aten::_cummax_helper": (65e-9, 230e-9, 4.6e-9),
 }  # fmt: skip
-STEP, TOGETHER = 1e-6, 0.55  # seconds of a block of 512 threads for a step, and how much of one more block of an SM shows
-MISS, CACHED, SECTOR = 5.5e-7, 5e7, 32  # seconds for a number that is not in the cache, its bytes, and those read at once
+STEP, TOGETHER = (
+    1e-6,
+    0.55,
+)  # seconds of a block of 512 threads for a step, and how much of one more block of an SM shows
+MISS, CACHED, SECTOR = (
+    5.5e-7,
+    5e7,
+    32,
+)  # seconds for a number that is not in the cache, its bytes, and those read at once
 ROW = 6.4e-8  # seconds of an SM for a row
 
 
