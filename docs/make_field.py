@@ -140,8 +140,9 @@ def page(lists: list[AccuracyResult], cases: dict[str, list[WorkloadCase]]) -> I
         yield f"\n## Every model of the {name} list, the largest error of GPU time first\n"
         yield from models(result, earlier)
     left = [f"- {s.row}: {s.reason}" for result in lists for s in result.skipped]
-    known = json.loads((FOLDER / "second.json").read_text())["platform"].get("left_out", {})
-    left += [f"- {name}: {why}" for name, why in known.items()]
+    for _, measured in LISTS.values():
+        known = json.loads((FOLDER / measured).read_text())["platform"].get("left_out", {})
+        left += [f"- {name}: {why}" for name, why in known.items()]
     if left:
         yield "\n## Left out\n"
         yield from left
