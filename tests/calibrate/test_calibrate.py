@@ -28,6 +28,8 @@ SEEDS |= {
     "sides": [(s, 1400 if s in (401, 406) else 1500) for s in range(401, 407)],
     "recurrent_more": [(s, 600) for s in (303, 304, 305, 306, 308, 309, 310)],
     "conv_library": [(s, 2700 if s in (501, 508) else 2600) for s in range(501, 511)],
+    "places": [(s, 2200) for s in range(301, 310)],
+    "conv_volumes": [(s, {602: 3000, 603: 3000, 604: 3000, 609: 3200}.get(s, 3100)) for s in range(600, 610)],
 }
 AGAIN = {"conv": 2700, "copy": 3600, "index": 1800, "optimizer": 700, "pool": 700, "reduce": 3500, "rnn": 175}
 AGAIN |= {"sort": 300}  # of another seed, later

@@ -61,7 +61,7 @@ class ScanCall(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    count: int
+    launched: int
     threads: int
     steps: int  # one after the other
 
@@ -90,7 +90,7 @@ def chain(s: ScanCall, width: int, sms: int) -> float:
     near, far, _ = PACES[s.name]
     b = blocks(s)
     if s.last:
-        return b.steps * STEP * near / PACES["aten::cumsum"][0] * max(1.0, TOGETHER * b.count / sms)
+        return b.steps * STEP * near / PACES["aten::cumsum"][0] * max(1.0, TOGETHER * b.launched / sms)
     missed = max(0.0, 1 - CACHED / (2.0 * width * s.rows * s.length)) * min(1.0, s.behind * width / SECTOR)
     return s.length * ((far if s.behind > 1 else near) + missed * MISS)
 
@@ -111,12 +111,12 @@ def features(call: Call, law: Law) -> list[float]:
     s, width = scan_call(call), call.tensors[0].width
     b, pace = blocks(s), PACES[s.name][2]
     serial, busy = chain(s, width, REFERENCE_SMS), s.rows * s.length * pace / REFERENCE_SMS
-    waves = b.count * (512 if s.last else max(32, b.threads)) / (REFERENCE_SMS * 2048)
+    waves = b.launched * (512 if s.last else max(32, b.threads)) / (REFERENCE_SMS * 2048)
     return [
         *plain_features(call, law, CODES[s.name], 1), ln(s.before), ln(s.length), ln(s.behind), float(s.last),
         float(s.rows == 1), ln(s.rows), ln(s.before * ceil(s.behind / 512)), float(min(s.behind, 512)),
         float(alignment(s.length, 256)), ln(serial / law.seconds), ln(busy / law.seconds), ln(law.bytes / law.seconds),
-        ln(s.rows / REFERENCE_SMS), ln(b.count), float(b.threads), ln(b.steps), ln(waves), waves / ceil(waves),
+        ln(s.rows / REFERENCE_SMS), ln(b.launched), float(b.threads), ln(b.steps), ln(waves), waves / ceil(waves),
         ln(b.steps * ceil(waves) * 1e-7 / law.seconds), ln(b.steps * waves * 1e-7 / law.seconds),
         ln(law.seconds / b.steps), float(s.behind * width),
     ]  # fmt: skip
