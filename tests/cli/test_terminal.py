@@ -285,7 +285,7 @@ def test_codes_of_commands() -> None:
 
 def test_an_interrupt_is_one_line() -> None:
     """Ctrl-C reaches all processes of a command, workers too."""
-    command = [PRESAGE, "plan", str(ROOT / "examples/jobs/llama3.1-405b.toml"), "--gpus", "16384", "--workers", "2"]
+    command = [PRESAGE, "plan", str(ROOT / "examples/jobs/llama3.1-405b.toml"), "--gpus", "131072", "--workers", "2"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     time.sleep(1.5)
     os.killpg(child.pid, signal.SIGINT)
