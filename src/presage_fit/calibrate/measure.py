@@ -38,16 +38,19 @@ class Flush:
         self.buffer.bitwise_not_()
 
 
-Turn = Callable[[], AbstractContextManager[None]]
+Turn = Callable[[bool], AbstractContextManager[Any]]  # whether no other process may use the GPU meanwhile
 
 
 @contextmanager
-def take_turn(file: Path) -> Iterator[None]:
-    """Waits until no other process on this machine holds the file, then holds it."""
+def take_turn(file: Path, alone: bool) -> Iterator[None]:
+    """Waits for processes that hold the file alone, and where `alone` for all others too, then holds it. Who waits to
+    be alone lets nobody else in before."""
     import fcntl
 
-    with file.open("a") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+    with file.with_suffix(".next").open("a") as gate, file.open("a") as f:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(f, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
         yield
 
 
@@ -58,29 +61,40 @@ def profile_batch(
     before: Callable[[str], None] = lambda _: None,
     turn: Turn = nullcontext,
 ) -> tuple[str, dict[str, str]]:
-    """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run."""
+    """Runs each (name, make): make() gives the parts of a call. A trace file to be read, and what could not be run.
+
+    A first run of each chooses kernels, which takes the host long: processes do that side by side. They time alone: a
+    kernel beside another process's takes up to twice as long."""
     from torch.profiler import ProfilerActivity, profile
 
     failed: dict[str, str] = {}
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
+
+    def attempt(work: Callable[[str, Make], Any]) -> None:
         for name, make in calls:
+            if name in failed:
+                continue
             before(name)
             try:
-                _run(torch, name, make(), flush, turn)
+                work(name, make)
             except Exception as e:  # one draw that torch refuses must not cost the others
                 failed[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
                 if "CUDA error" in failed[name] or "AcceleratorError" in failed[name]:
                     raise  # nothing can be measured in this process any more
-        torch.cuda.synchronize()
-    return export_trace(prof), failed
 
+    def choose(_: str, make: Make) -> None:
+        with turn(False):
+            _warm_up(torch, make())
 
-def _run(torch: Any, name: str, parts: Parts, flush: Flush, turn: Turn) -> None:
-    """Warms up and times a call. A first run chooses kernels, which takes the host long: it waits for no turn."""
-    _warm_up(torch, parts)
-    with turn():
+    def time_it(name: str, make: Make) -> None:
+        parts = make()
         spent = _warm_up(torch, parts)
         _time(torch, name, parts, flush, REPEATS if spent < LONG_CALL else 2)
+
+    attempt(choose)
+    with turn(True), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as prof:
+        attempt(time_it)
+        torch.cuda.synchronize()
+    return export_trace(prof), failed
 
 
 def _warm_up(torch: Any, parts: Parts) -> float:
