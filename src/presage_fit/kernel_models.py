@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
 WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven rows
-DISTURBED = 0.2  # spread of the repeats over their median
+DISTURBED, AGREEING = 0.1, 1.03  # spread of the repeats over their median; two times that tell the same
+COLDER, TO_READ = 0.15, 3.5e-13  # the most a cold cache adds: a share and seconds a byte, besides COLD_STARTS
+COLD_STARTS = 1e-5
 REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
 COUNTED = {"aten::bincount": ("values",)}  # what the times of an op depend on besides, in the parameters of its draws
 
@@ -57,19 +60,24 @@ def samples(pack: Pack) -> dict[str, list[KernelSample]]:
                     call = from_leaf(leaf, row.params)
                     # the profiler does not spell out lists of single numbers
                     listed = bool(call.inputs[0]) or ("_foreach_" not in leaf.op and "_fused_" not in leaf.op)
-                    if (call.tensors or leaf.op == "aten::arange") and listed:
-                        out[family.name].append(
-                            KernelSample(call, undisturbed(leaf), leaf.cold, len(leaf.kernels), number)
-                        )
+                    times = undisturbed(leaf, sum(t.nbytes for t in call.tensors))
+                    if times and (call.tensors or leaf.op == "aten::arange") and listed:
+                        out[family.name].append(KernelSample(call, *times, len(leaf.kernels), number))
     return out
 
 
-def undisturbed(leaf: Leaf) -> float:
-    """Seconds: the median of the repeats, or the last of them where they differ and it was shorter. Another process may
-    have used the GPU meanwhile, which only adds."""
-    if leaf.spread < DISTURBED * leaf.seconds:
-        return leaf.seconds
-    return min(leaf.seconds, sum(seconds for _, seconds in leaf.kernels) or leaf.seconds)
+def undisturbed(leaf: Leaf, nbytes: float) -> tuple[float, float | None] | None:
+    """Seconds with a warm and with a cold cache; None where repeats differ and no two times agree on the shortest.
+    Another process may have used the GPU meanwhile, which only adds."""
+    warm, cold = leaf.seconds, leaf.cold
+    if leaf.spread >= DISTURBED * warm:
+        last = sum(seconds for _, seconds in leaf.kernels) or warm
+        warm, other = sorted((warm, last, cold or inf))[:2]
+        if other > AGREEING * warm:
+            return None
+    if cold is None or cold > (1 + COLDER) * warm + COLD_STARTS + TO_READ * nbytes:
+        return warm, None
+    return warm, max(warm, cold)
 
 
 def _drawn(sweep: str, params: Mapping[str, Any]) -> str:

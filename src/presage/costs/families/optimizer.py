@@ -1,13 +1,16 @@
 """Optimizer ops over lists of tensors, foreach and fused: many tensors a launch.
 
 Law: the bytes of the lists read and written over the bandwidth, a launch for every so many tensors or elements.
+
+A long list is the sum of its launches (`launches`): each waits for its longest block, so 500 small tensors take several
+times what their bytes do. Sweeps have lists of one launch by number of tensors, of any size.
 """
 
 from __future__ import annotations
 
 from math import ceil
 
-from presage.costs.call import Call, Shape
+from presage.costs.call import Call, Shape, Value
 from presage.costs.families.common import KernelFamily, Law, codes, ln, moved_law
 from presage.costs.rates import Rates
 
@@ -29,7 +32,7 @@ ALIKE = {f"aten::{a}": f"aten::{b}" for a, b in {
 # Lists that are only read. A fused optimizer reads gradients; what an in-place op changes is its first list.
 FUSED_WRITES = {"aten::_fused_adamw_": 3, "aten::_fused_adam_": 3, "aten::_fused_sgd_": 2, "aten::_fused_adagrad_": 2}
 KEPT_LISTS = 1e8  # bytes of the lists that are still in the cache when an optimizer runs again at once
-CHUNK, TENSORS = 65536, 110  # elements of a block, tensors of a launch at most
+CHUNK, TENSORS = 65536, (110, 64, 48, 36, 30)  # elements of a block; tensors of a launch at most, by number of lists
 
 
 def lists(call: Call) -> list[tuple[Shape, ...]]:
@@ -55,7 +58,26 @@ def _moved(t: Shape) -> int:
 
 def _launches(tensors: tuple[Shape, ...]) -> int:
     blocks = sum(ceil(s.elements / CHUNK) for s in tensors)
-    return max(1, ceil(len(tensors) / TENSORS), ceil(blocks / 320))
+    return max(1, ceil(len(tensors) / TENSORS[0]), ceil(blocks / 320))
+
+
+def launches(call: Call) -> list[Call]:
+    """The op on as many tensors at a time as one launch takes; results are a list too."""
+    many = lists(call)
+    count = len(many[0]) if many else 0
+    most = TENSORS[min(len(many) + (not call.name.endswith("_")), len(TENSORS)) - 1]
+    if count <= most:
+        return [call]
+    return [
+        Call(call.name, tuple(_some(v, count, a, a + most) for v in call.inputs), call.tf32, call.facts)
+        for a in range(0, count, most)
+    ]
+
+
+def _some(value: Value, count: int, first: int, end: int) -> Value:
+    """Of a list of as many tensors as the op has, those from `first` on; any other value."""
+    is_list = isinstance(value, tuple) and len(value) == count and isinstance(value[0], Shape)
+    return value[first:end] if is_list and isinstance(value, tuple) else value
 
 
 def features(call: Call, law: Law) -> list[float]:
@@ -76,4 +98,4 @@ def cold(law: Law) -> float:
     return law.seconds if law.bytes < KEPT_LISTS else 0.0
 
 
-FAMILY = KernelFamily("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15, cold=cold)
+FAMILY = KernelFamily("optimizer", frozenset(CODES), law, features, rounds=400, leaves=15, cold=cold, parts=launches)
