@@ -11,7 +11,7 @@ from pathlib import Path
 
 from presage_fit.kernel_models import samples
 from presage_fit.pack import Pack, read
-from presage_validation.kernels import BETWEEN, NEVER, score_kernels, score_pack, within_bars
+from presage_validation.kernels import BETWEEN, GUESSED, NEVER, score_kernels, score_pack, within_bars
 from presage_validation.score import AccuracyResult, Score
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,9 +56,10 @@ def family_rows(pack: Pack, result: AccuracyResult) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for name in result.groups():
         m = result.metrics(name)
-        draws = len({s.draw for s in found[name]})
+        family = name.removesuffix(GUESSED)
+        draws = len({s.draw for s in found[family]})
         errors = (both(m.get(k)) for k in ("time", "time_extrapolated", "law", "repeated"))
-        cells = [name, LAWS[name], f"{draws:,}", str(m["time"].n), *errors, "yes" if passed[name] else "no"]
+        cells = [name, LAWS[family], f"{draws:,}", str(m["time"].n), *errors, "yes" if passed[name] else "no"]
         yield "| " + " | ".join(cells) + " |"
 
 

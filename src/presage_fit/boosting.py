@@ -65,6 +65,13 @@ def fit(
     return _as_arrays(booster.dump_model()["tree_info"], base, rows.shape[1])
 
 
+def no_trees(features: int) -> Trees:
+    """Trees that predict zero."""
+    none = np.zeros(0)
+    return Trees(none.astype(bool), none.astype(np.int16), none.astype(np.float32), none.astype(bool),
+                 none.astype(np.float32), 0.0, features)  # fmt: skip
+
+
 def joined(first: Trees, more: Trees, where: Sequence[tuple[int, float, bool]]) -> Trees:
     """The sum of both, of `more` only in rows where each (feature, threshold, whether it lies above) of `where` holds:
     every tree of it gets these splits above its root, with leaves of zero beside them."""

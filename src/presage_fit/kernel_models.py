@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.call import Call, Shape, Value
+from presage.costs.cudnn import told
 from presage.costs.families import BY_OP, FAMILIES, KernelFamily
 from presage.costs.rates import Rates
 from presage.costs.trees import Trees
 from presage.errors import PresageError
 from presage.graph.dtypes import DTYPES
 from presage.hardware import gpu
-from presage_fit.boosting import fit, joined
+from presage_fit.boosting import fit, joined, no_trees
 from presage_fit.cache_power import fit_cache, fit_power
 from presage_fit.pack import Leaf, Pack, read
 
@@ -29,6 +30,7 @@ Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
 WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven rows
+TOLD_LEAVES = 2  # times as many where the library told, for there is more to learn
 DISTURBED, AGREEING = 0.1, 1.03  # spread of the repeats over their median; two times that tell the same
 COLDER, TO_READ = 0.15, 3.5e-13  # the most a cold cache adds: a share and seconds a byte, besides COLD_STARTS
 COLD_STARTS = 1e-5
@@ -48,7 +50,13 @@ class KernelSample:
 
 
 def samples(pack: Pack) -> dict[str, list[KernelSample]]:
-    """Every leaf op of every draw that has a model, by family."""
+    """Every leaf op of every draw that has a model, by family; with what libraries tell of it."""
+    found, chip = _samples(pack), gpu(pack.header.gpu)
+    return {n: [replace(s, call=c) for s, c in zip(some, told([s.call for s in some], chip), strict=True)]
+            for n, some in found.items()}  # fmt: skip
+
+
+def _samples(pack: Pack) -> dict[str, list[KernelSample]]:
     out: dict[str, list[KernelSample]] = {name: [] for name in FAMILIES}
     seen: dict[str, int] = {}
     for sweep, rows in pack.families.items():
@@ -137,24 +145,53 @@ class SampleTable:
 
 def table(family: KernelFamily, some: Iterable[KernelSample], rates: Rates) -> SampleTable:
     rows = list(_rows(family, some, rates))
-    columns = [np.array(c, np.float64) for c in zip(*rows, strict=True)] if rows else [np.zeros((0, 1))] * 4
-    return SampleTable(columns[0], columns[1], columns[2], columns[3].astype(np.int64))
+    if not rows:
+        return SampleTable(np.zeros((0, 1)), np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
+    x, law, seconds, sample = zip(*rows, strict=True)
+    return SampleTable(np.array(x), np.array(law), np.array(seconds), np.array(sample, np.int64))
 
 
 def _rows(
     family: KernelFamily, some: Iterable[KernelSample], rates: Rates
-) -> Iterator[tuple[list[float], float, float, int]]:
+) -> Iterator[tuple[Array, float, float, int]]:
+    """With a warm and with a cold cache; where the library was asked, both once more without what it told."""
     for i, sample in enumerate(some):
         law = family.law(sample.call, rates)
-        x = list(family.features(sample.call, law))
-        yield [*x, 0.0], law.seconds, sample.seconds, i
-        if sample.cold:
-            yield [*x, 1.0], law.seconds, sample.cold, i
+        x = np.array([*family.features(sample.call, law), 0.0], np.float32)
+        for known in (x, _untold(x, family.told)):
+            if known is not None:
+                yield known, law.seconds, sample.seconds, i
+                if sample.cold:
+                    cold = known.copy()
+                    cold[-1] = 1.0
+                    yield cold, law.seconds, sample.cold, i
+
+
+def _untold(x: Array, told: int | None) -> Array | None:
+    """Features as they are where the library was not asked; None where it was not."""
+    if told is None or not x[told]:
+        return None
+    out = x.copy()
+    out[told], out[told + 1 : -1] = 0.0, np.nan
+    return out
 
 
 def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
-    """Trees for ln(measured / law). A narrow bound finds what most rows of a kind take and never reaches a few that run
-    on another kernel ten times slower: where a family has such rows, further trees with a wide bound do."""
+    """Trees for ln(measured / law): those of rows of which the library told, and those of the others."""
+    if family.told is None:
+        return _fit(family, rows, seed)
+    told, out = rows.x[:, family.told] > 0.5, no_trees(rows.x.shape[1])
+    finer = replace(family, leaves=TOLD_LEAVES * family.leaves)
+    for of in (True, False):
+        if (told == of).any():
+            more = _fit(finer if of else family, rows.part(told == of), seed)
+            out = joined(out, more, ((family.told, 0.5, of),))
+    return out
+
+
+def _fit(family: KernelFamily, rows: SampleTable, seed: int) -> Trees:
+    """A narrow bound finds what most rows of a kind take and never reaches a few that run on another kernel ten times
+    slower: where a family has such rows, further trees with a wide bound do."""
     target = np.log(rows.seconds / rows.law)
     settings: dict[str, Any] = {"leaves": family.leaves, "min_leaf": family.least, "seed": seed, "objective": "huber"}
     trees = fit(
@@ -184,12 +221,15 @@ def fit_counts(family: KernelFamily, some: list[KernelSample], rows: SampleTable
                objective="regression_l1")  # fmt: skip
 
 
-def fit_models(pack: Pack, tell: Callable[[str], None] = lambda _: None) -> CalibratedKernels:
-    """Fit every family that the pack has rows of."""
+def fit_models(
+    pack: Pack, tell: Callable[[str], None] = lambda _: None, families: Iterable[str] = FAMILIES
+) -> CalibratedKernels:
+    """Fit every family (or these) that the pack has rows of."""
     chip = gpu(pack.header.gpu)
     rates, found = Rates.of(chip), samples(pack)
     trees, counts, rows = {}, {}, {}
-    for name, family in FAMILIES.items():
+    for name in families:
+        family = FAMILIES[name]
         if not found[name]:
             continue  # its law alone tells
         if len(found[name]) < 40:

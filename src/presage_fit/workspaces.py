@@ -1,10 +1,10 @@
 """Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on sweeps of nets, groups and libraries.
 
-    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library}.jsonl.gz \\
+    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library,volumes}.jsonl.gz \\
         src/presage/data/h200/workspace.npz
 
-A fifth of the draws (by number, seed 0) is held out: the score is theirs, and the trees that are written have not seen
-them.
+Each convolution counts twice: with what cuDNN tells of its engine (it must be installed), and without. A fifth of the
+draws (by number, seed 0) is held out: the score is theirs, and the trees that are written have not seen them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from presage.costs.cudnn import Engine, engines
 from presage.costs.families.conv import Conv, conv
 from presage.costs.kernel_files import write_arrays
 from presage.costs.trees import Trees
+from presage.hardware import gpu
 from presage.memory.workspace_trees import (
     COPIED,
     ROLES,
@@ -41,6 +43,7 @@ from presage_fit.kernel_models import from_leaf
 CONVERTS = ("ToNhwc", "ToNchw", "convertTensor", "tensorTransform", "AddPadding")  # kernels that copy whole tensors
 SLACK = 4096  # bytes: allocations are rounded, and small tables come with them
 HELD = 0.2
+GPU = "h200"
 IMAGES_NEAR = 0.02  # of the bytes of the products for each image, within which they are meant
 SETTINGS: dict[str, Any] = {"rounds": 120, "leaves": 63, "rate": 0.1, "min_leaf": 5}
 Floats = npt.NDArray[np.float64]
@@ -52,8 +55,14 @@ class MeasuredWorkspace:
 
     draw: int
     conv: Conv
+    engine: Engine | None
     nbytes: int
     copied: tuple[int, int, int]
+
+    @property
+    def right(self) -> bool:
+        """Whether cuDNN told these bytes."""
+        return self.engine is not None and abs(self.engine.workspace - self.nbytes) <= SLACK
 
     @property
     def extra(self) -> int:
@@ -62,7 +71,9 @@ class MeasuredWorkspace:
 
 def read(paths: Sequence[Path]) -> list[MeasuredWorkspace]:
     lines = [line for path in paths for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return [m for draw, line in enumerate(lines) for m in _measured(draw, json.loads(line))]
+    found = [m for draw, line in enumerate(lines) for m in _measured(draw, json.loads(line))]
+    told = engines([m.conv for m in found], gpu(GPU))
+    return [*found, *(replace(m, engine=e) for m, e in zip(found, told, strict=True) if e)]
 
 
 def _measured(draw: int, row: dict[str, Any]) -> Iterator[MeasuredWorkspace]:
@@ -72,7 +83,7 @@ def _measured(draw: int, row: dict[str, Any]) -> Iterator[MeasuredWorkspace]:
     for leaf, nbytes in zip(row["ops"], params["workspace"], strict=True):
         c = conv(from_leaf(SimpleNamespace(**leaf), params))
         converts = any(word in kernel for kernel, _ in leaf["kernels"] for word in CONVERTS)
-        yield MeasuredWorkspace(draw, c, nbytes, _copied(c, nbytes) if converts else (0, 0, 0))
+        yield MeasuredWorkspace(draw, c, None, nbytes, _copied(c, nbytes) if converts else (0, 0, 0))
 
 
 def _copied(c: Conv, nbytes: int) -> tuple[int, int, int]:
@@ -87,21 +98,23 @@ def _copied(c: Conv, nbytes: int) -> tuple[int, int, int]:
 
 
 def fitted(rows: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
-    copied, extra = {}, {}
+    copied, extra, right = {}, {}, {}
     for number, role in enumerate(ROLES):
         mine = [m for m in rows if m.conv.role == number and not m.conv.native]
-        x = np.array([features(m.conv) for m in mine], np.float32)
+        x = np.array([features(m.conv, m.engine) for m in mine], np.float32)
         nbytes, taken = np.array([sizes(m.conv) for m in mine], float), np.array([m.copied for m in mine], float)
         copied[role] = tuple(_whether(x, taken[:, k], nbytes[:, k]) for k in range(3))
         y = np.log2(1 + np.array([m.extra for m in mine]) / UNIT)
         extra[role] = fit(x, y, objective="regression_l1", **SETTINGS)
-    return WorkspaceTrees(copied, extra, by_image(rows))
+        told = np.array([m.engine is not None for m in mine])
+        right[role] = _whether(x[told], np.array([float(m.right) for m in mine])[told], nbytes[told].sum(1))
+    return WorkspaceTrees(copied, extra, right, by_image(rows))
 
 
 def by_image(rows: Sequence[MeasuredWorkspace]) -> Trees:
     """Trees for whether a planar pointwise weight gradient is a product for each image; large ones count more."""
     mine = [m for m in rows if may_go_by_image(m.conv)]
-    x = np.array([features(m.conv) for m in mine], np.float32)
+    x = np.array([features(m.conv, m.engine) for m in mine], np.float32)
     products = np.array([image_products(m.conv) for m in mine], float)
     taken = np.abs(np.array([m.nbytes for m in mine]) / products - 1) < IMAGES_NEAR
     return fit(x, taken.astype(float), np.sqrt(products), **SETTINGS)
@@ -118,7 +131,7 @@ def scored(trees: WorkspaceTrees, rows: Sequence[MeasuredWorkspace]) -> str:
     lines = []
     for number, role in enumerate(ROLES):
         mine = [m for m in rows if m.conv.role == number and not m.conv.native]
-        found = np.array(trees.predict([m.conv for m in mine]), float)
+        found = np.array(trees.predict([m.conv for m in mine], [m.engine for m in mine]), float)
         off = np.abs(found - np.array([m.nbytes for m in mine]))
         tensors = np.array([sum(m.conv.sides) for m in mine])
         close, mean = np.mean(off < 0.05 * tensors), np.mean(off / tensors)
@@ -134,13 +147,16 @@ def main(*paths: str) -> None:
     trees = fitted([m for m in rows if not held[m.draw]])
     arrays: dict[str, Any] = {}
     for role in ROLES:
-        for name, one in zip((*COPIED, "extra"), (*trees.copied[role], trees.extra[role]), strict=True):
+        every = (*trees.copied[role], trees.extra[role], trees.right[role])
+        for name, one in zip((*COPIED, "extra", "right"), every, strict=True):
             arrays |= one.to_arrays(f"{role}.{name}")
     arrays |= trees.by_image.to_arrays("by_image")
     write_arrays(
         target, arrays, {"source": ", ".join(s.name for s in sources), "draws": len(held), "held out": int(held.sum())}
     )
-    print(scored(trees, [m for m in rows if held[m.draw]]))
+    for told in (False, True):
+        print("told by cuDNN" if told else "guessed")
+        print(scored(trees, [m for m in rows if held[m.draw] and (m.engine is not None) == told]))
 
 
 if __name__ == "__main__":

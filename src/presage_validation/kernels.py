@@ -44,6 +44,7 @@ GEOMEAN_BAR, P90_BAR = 0.05, 0.20
 LONG = 20e-6
 LEAST = 40  # samples that a family is fitted from
 ENDINGS = (".csv", ".csv.gz")
+GUESSED = ", engine guessed"  # rows of a family whose library was not asked
 NEVER, BETWEEN = ", widths never fitted", ", between fitted shapes"
 
 Tell = Callable[[str], None]
@@ -127,15 +128,18 @@ def _family_rows(rates: Rates, one: tuple[str, list[KernelSample]]) -> list[Row]
 
 
 def _scored_rows(name: str, some: list[KernelSample], rates: Rates) -> Iterator[Row]:
-    data = table(FAMILIES[name], some, rates)
+    family, data = FAMILIES[name], table(FAMILIES[name], some, rates)
     fifth, large = held_out(some, data)
-    is_fitted = data.part(_apart(some, data, fifth | large))
-    predicted = data.law * np.exp(fit_family(FAMILIES[name], is_fitted).predict(data.x.astype(np.float32)))
+    trees = fit_family(family, data.part(_apart(some, data, fifth | large)))
+    predicted, scored = data.law.copy(), fifth | large
+    predicted[scored] *= np.exp(trees.predict(data.x[scored].astype(np.float32)))
+    guessed = np.zeros(len(scored), bool) if family.told is None else data.x[:, family.told] < 0.5
     for metric, base, keep in (("time", "law", fifth), ("time_extrapolated", "law_extrapolated", large)):
         for i in np.flatnonzero(keep):
             label = f"{_label(some[data.sample[i]])} {'cold' if data.x[i, -1] else 'warm'}"
-            yield Row(metric, name, label, float(predicted[i]), float(data.seconds[i]))
-            yield Row(base, name, label, float(data.law[i]), float(data.seconds[i]))
+            group = name + GUESSED if guessed[i] else name
+            yield Row(metric, group, label, float(predicted[i]), float(data.seconds[i]))
+            yield Row(base, group, label, float(data.law[i]), float(data.seconds[i]))
     yield from _repeats(name, some)
 
 

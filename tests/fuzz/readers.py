@@ -80,9 +80,9 @@ def _chakra(path: Path) -> Any:
 
 
 def _models(path: Path) -> Any:
-    from presage.costs.kernel_files import _loaded
+    from presage.costs.kernel_files import load_file
 
-    return _loaded.__wrapped__(path)
+    return load_file.__wrapped__(path)
 
 
 def _noise(path: Path) -> Any:

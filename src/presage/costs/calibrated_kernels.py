@@ -23,6 +23,7 @@ from presage.costs.corrections import (
     shortest_kernel,
     transfer_streaming,
 )
+from presage.costs.cudnn import told
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
@@ -140,11 +141,12 @@ class Described(NamedTuple):
 def describe(models: CalibratedKernels, calls: Iterable[Call]) -> dict[Any, Described]:
     """Each different call by its key. One with arguments that its family does not know is left out."""
     out: dict[Any, Described] = {}
-    for call in {c.key: c for c in calls}.values():
+    known = {c.key: c for c in calls}
+    for key, call in zip(known, told([*known.values()], models.gpu), strict=True):
         family = BY_OP[call.name]
         try:
             law = family.law(call, models.rates)
-            out[call.key] = Described(call, law, [*family.features(call, law), 0.0])
+            out[key] = Described(call, law, [*family.features(call, law), 0.0])
         except (ValueError, IndexError, KeyError, TypeError, ArithmeticError):
             continue
     return out
@@ -359,13 +361,10 @@ def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
 
 # ---- L2 cache: which inputs of an op are still there when it runs, from the order of ops in the step
 #
-# Between two uses of a tensor other ops read and write. The calibration pack says how much of that it takes until a
-# tensor is gone: what was read counts more than what was written. An op's time then lies between its times with a warm
-# and with a cold cache, by the share of its input bytes that has to come from memory.
-#
-# A GEMM reads its operands past the cache: sums of gradients right after it take as long as with a cold one (44 traces
-# of models: 0.86 of the measured time with them held warm, 0.97 without). An op on lists of tensors goes over them in
-# order, so between two uses of one of them all others come.
+# The calibration pack says how many bytes others read and write until a tensor is gone; those read count more. An op's
+# time lies between its times with a warm and a cold cache, by the share of its input bytes that come from memory. A
+# GEMM reads operands past the cache: a sum after it takes as long as with a cold one (traces of 44 models). An op on
+# lists goes over them in order: between two uses of one tensor all others come.
 
 
 @dataclass(frozen=True)
@@ -394,10 +393,11 @@ def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
             continue
         inputs = {t.storage: min(t.nbytes, graph.storages[t.storage].nbytes) for t in graph.inputs_of(op)}
         total = sum(inputs.values())
-        of_list, past = (op.name in FAMILIES[name].ops for name in ("optimizer", "gemm"))
+        of_list = op.name in FAMILIES["optimizer"].ops
         cold = sum(n * cache.cold(traffic - last[s], total if of_list else n) for s, n in inputs.items())
         out[i] = cold / total if total else 0.0
         written = {t.storage: t.nbytes for t in graph.outputs_of(op)} | {s: inputs[s] for s in changed(graph, op)}
         traffic += sum(written.values()) + cache.read_weight * cold
-        last |= dict.fromkeys(inputs, -1e18 if past else traffic) | dict.fromkeys(written, traffic)
+        read = -1e18 if op.name in FAMILIES["gemm"].ops else traffic
+        last |= dict.fromkeys(inputs, read) | dict.fromkeys(written, traffic)
     return out

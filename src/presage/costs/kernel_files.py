@@ -86,17 +86,17 @@ def load(name: str | Path) -> CalibratedKernels:
     """
     given = Path(name)
     if is_pack(name):
-        return _loaded(given / FILE) if (given / FILE).exists() else _fitted(given)
+        return load_file(given / FILE) if (given / FILE).exists() else _fitted(given)
     chip = gpu(str(name))
     path, tables = SHIPPED / chip.key / FILE, SHIPPED / chip.key / TABLES
     if path.exists():
-        return _loaded(path)
+        return load_file(path)
     key = chip.key if tables.exists() else architecture(chip.architecture).closed_form
     near = SHIPPED / key / TABLES
     own = _tables(near) if key and near.exists() else {}
     of = gpu(key).name if own and key != chip.key else ""
     single, convolved = _single() if architecture(chip.architecture).fp32_corrected else (None, None)
-    models = _loaded(SHIPPED / CALIBRATED / FILE)
+    models = load_file(SHIPPED / CALIBRATED / FILE)
     power = models.power
     if chip.architecture == models.gpu.architecture:  # the same chip under another limit
         power = replace(power, limit=chip.power_limit, base=min(power.base, MOST_BASE * chip.power_limit))
@@ -140,7 +140,8 @@ class _About(msgspec.Struct):
 
 
 @lru_cache(4)
-def _loaded(path: Path) -> CalibratedKernels:
+def load_file(path: Path) -> CalibratedKernels:
+    """The models that a file holds."""
     about, held = read_arrays(path)
     try:
         header = convert_record(about, _About)

@@ -120,7 +120,7 @@ class _Machine:
         self.later: list[int] = []  # optimizer state that the first step is still to make
         self.events = _by_op(graph)
         self.reserves = reserves(graph)
-        look_up(graph)
+        look_up(graph, chip)
 
     def begin(self) -> None:
         """What is there before the first step: made in the order of the storages.

@@ -270,6 +270,7 @@ RULES_OF_CHIP: dict[str, RuleOfChip] = {
     **_named("max min argmax argmin var std var_mean std_mean", _reduction(16)),
     **_named("native_layer_norm_backward _fused_rms_norm_backward", _layer_norm_backward),
     **_named("convolution_backward", conv.backward),
+    **_named("convolution _convolution cudnn_convolution cudnn_convolution_transpose", conv.forward),
 }
 RULES: dict[str, Rule] = {
     **_named("mm addmm bmm baddbmm", _expanded_operands),
@@ -291,6 +292,5 @@ RULES: dict[str, Rule] = {
     **_named("binary_cross_entropy_with_logits", _binary_cross_entropy),
     **_named("max_pool2d_with_indices_backward avg_pool2d_backward reflection_pad2d_backward roll", _contiguous_first),
     **_named("_coalesce", _coalesce),
-    **_named("convolution _convolution cudnn_convolution cudnn_convolution_transpose", conv.forward),
     **_named("_cudnn_rnn _cudnn_rnn_backward", rnn.scratch),
 }

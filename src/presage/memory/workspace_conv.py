@@ -17,12 +17,12 @@ from presage.memory.workspace_trees import workspaces
 ARGUMENTS = 10  # of a backward op, before the mask of wanted gradients
 
 
-def forward(graph: Graph, op: Op) -> tuple[int, ...]:
+def forward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
     """Scratch of a forward convolution."""
     if len(graph.inputs_of(op)) < 2 or not graph.outputs_of(op):
         return ()
     if _tensor_cores(graph, op):
-        return _nonzero(workspaces(_run(graph, op))[0])
+        return _nonzero(workspaces(_run(graph, op), chip)[0])
     x, w = graph.inputs_of(op)[:2]
     return _nonzero(fp32.forward(fp32.shape(x, w, graph.outputs_of(op)[0])))
 
@@ -34,7 +34,7 @@ def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
     dy, x, w = graph.inputs_of(op)[:3]
     wants_input, _, wants_bias = _wanted(op)
     if _tensor_cores(graph, op):
-        scratch = max(workspaces(_run(graph, op)), default=0)
+        scratch = max(workspaces(_run(graph, op), chip), default=0)
     else:
         s = fp32.shape(x, w, dy)
         scratch = max(fp32.data(s) if wants_input else 0, fp32.weight(s))
@@ -44,12 +44,12 @@ def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
     return _nonzero(relaid) + _nonzero(scratch) if relaid + scratch >= bias else (bias,)
 
 
-def look_up(graph: Graph) -> None:
+def look_up(graph: Graph, chip: Gpu) -> None:
     """Find the workspaces of all convolutions of a step at once, which is quicker than one by one."""
     tensors = {name: 3 if name == BACKWARD else 2 for name in OPS}
     ops = [op for op in graph.ops if op.kernels and len(graph.inputs_of(op)) >= tensors.get(op.name, inf)]
     ops = [op for op in ops if _tensor_cores(graph, op)]
-    workspaces([c for op in ops for c in _run(graph, op)])
+    workspaces([c for op in ops for c in _run(graph, op)], chip)
 
 
 def _run(graph: Graph, op: Op) -> list[Conv]:

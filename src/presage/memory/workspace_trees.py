@@ -7,6 +7,10 @@ counters. A fourth model has its size, which is taken to be the nearest of the s
 Weight gradients of pointwise convolutions in planar order are either such a product for each image, added up
 afterwards, or done in another layout: a model of its own tells which, for nothing lies between.
 
+Where cuDNN was asked for its engine (`presage.costs.cudnn`) it told the workspace, too: right to the byte in four of
+five, but for what is chosen by the blocks that fit on the GPU at once, and for cuBLASLt's engines. A fifth model tells
+where it is right; elsewhere the engine is among the features of the others.
+
 Fitted on 80% of 43,300 convolutions measured on an H200 (cuDNN 9.19) as nets have them (`presage_fit.workspaces`). The
 choices are taken to be the same on other GPUs. For tensor cores; float32 without TF32 has rules (`workspace_fp32`).
 """
@@ -21,10 +25,12 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.costs.families.conv import Conv
+from presage.costs.cudnn import Engine, engines
+from presage.costs.families.conv import Conv, engine_features
 from presage.costs.trees import Trees
 from presage.files.arrays import read_npz
 from presage.files.reading import DATA
+from presage.hardware import Gpu
 
 FILE = DATA / "h200" / "workspace.npz"
 ROLES = ("forward", "data", "weight")
@@ -42,26 +48,29 @@ class WorkspaceTrees:
 
     copied: dict[str, tuple[Trees, ...]]
     extra: dict[str, Trees]
+    right: dict[str, Trees]  # whether the workspace that cuDNN told is
     by_image: Trees  # whether a planar pointwise weight gradient is a product for each image
 
-    def predict(self, convolutions: Sequence[Conv]) -> list[int]:
-        """Bytes of the workspace of each. PyTorch's own depthwise kernels take none."""
+    def predict(self, convolutions: Sequence[Conv], engines: Sequence[Engine | None]) -> list[int]:
+        """Bytes of the workspace of each, given what cuDNN told. PyTorch's own depthwise kernels take none."""
         out = [0] * len(convolutions)
         for number, role in enumerate(ROLES):
             mine = [i for i, c in enumerate(convolutions) if c.role == number and not c.native]
             if mine:
-                found = self._of_role(role, [convolutions[i] for i in mine])
+                found = self._of_role(role, [convolutions[i] for i in mine], [engines[i] for i in mine])
                 for i, nbytes in zip(mine, found, strict=True):
                     out[i] = nbytes
         return out
 
-    def _of_role(self, role: str, convolutions: Sequence[Conv]) -> list[int]:
-        rows = np.array([features(c) for c in convolutions], np.float32)
+    def _of_role(self, role: str, convolutions: Sequence[Conv], engines: Sequence[Engine | None]) -> list[int]:
+        rows = np.array([features(c, e) for c, e in zip(convolutions, engines, strict=True)], np.float32)
         taken = np.column_stack([trees.predict(rows) > 0.5 for trees in self.copied[role]])
         copies = (taken * np.array([sizes(c) for c in convolutions], np.int64)).sum(1)
         extra = 2 ** self.extra[role].predict(rows) - 1
         rest = [_near(c, e * UNIT) if e >= LEAST else 0 for c, e in zip(convolutions, extra.tolist(), strict=True)]
         found = [int(a) + b for a, b in zip(copies, rest, strict=True)]
+        right = self.right[role].predict(rows) > 0.5
+        found = [e.workspace if e and r else n for e, r, n in zip(engines, right, found, strict=True)]
         images = [i for i, c in enumerate(convolutions) if may_go_by_image(c)]
         for i, share in zip(images, self.by_image.predict(rows[images]) if images else (), strict=True):
             found[i] = image_products(convolutions[i]) if share > 0.5 else found[i]
@@ -72,19 +81,21 @@ class WorkspaceTrees:
 def shipped(path: Path = FILE) -> WorkspaceTrees:
     arrays = read_npz(path)
     copied = {r: tuple(Trees.from_arrays(arrays, f"{r}.{t}") for t in COPIED) for r in ROLES}
-    extra = {r: Trees.from_arrays(arrays, f"{r}.extra") for r in ROLES}
-    return WorkspaceTrees(copied, extra, Trees.from_arrays(arrays, "by_image"))
+    extra, right = ({r: Trees.from_arrays(arrays, f"{r}.{t}") for r in ROLES} for t in ("extra", "right"))
+    return WorkspaceTrees(copied, extra, right, Trees.from_arrays(arrays, "by_image"))
 
 
-_KNOWN: dict[Conv, int] = {}
+_KNOWN: dict[tuple[Conv, bool], int] = {}
 
 
-def workspaces(convolutions: Sequence[Conv]) -> list[int]:
+def workspaces(convolutions: Sequence[Conv], chip: Gpu) -> list[int]:
     """Bytes that cuDNN takes for convolutions, or their gradients, besides the tensors; many at once are quicker."""
-    new = [c for c in dict.fromkeys(convolutions) if c not in _KNOWN]
+    told = engines(convolutions, chip)
+    keys = [(c, e is not None) for c, e in zip(convolutions, told, strict=True)]
+    new = {k: e for k, e in zip(keys, told, strict=True) if k not in _KNOWN}
     if new:
-        _KNOWN.update(zip(new, shipped().predict(new), strict=True))
-    return [_KNOWN[c] for c in convolutions]
+        _KNOWN.update(zip(new, shipped().predict([c for c, _ in new], [*new.values()]), strict=True))
+    return [_KNOWN[k] for k in keys]
 
 
 def sizes(c: Conv) -> tuple[int, int, int]:
@@ -111,8 +122,8 @@ def image_products(c: Conv) -> int:
     return 4 * c.k * (c.c // c.groups) * c.taps * c.n
 
 
-def features(c: Conv) -> list[float]:
-    """Sizes and how they divide, layout, type of number, tiles of the three products."""
+def features(c: Conv, engine: Engine | None) -> list[float]:
+    """Sizes and how they divide, layout, type of number, tiles of the three products; the engine."""
     large, small, _ = sizes(c)
     one_in, one_out = c.c // c.groups, c.k // c.groups
     places, tiles = c.n * prod(c.small), ceil(one_out / 128) * ceil(one_in * c.taps / 64) * c.groups
@@ -127,6 +138,7 @@ def features(c: Conv) -> list[float]:
         log2(4 * c.n * one_in * c.k * c.taps / (large + small)), log2(places / c.n * (c.c + c.k)), float(prod(c.small)),
         c.n, (c.k // c.groups) % 8, log2(places / (one_in * c.taps)), log2(places / one_out),
         c.c % 64, c.k % 64, c.c % 256, c.k % 256, _up(c.c, 128) / c.c, _up(c.k, 128) / c.k,
+        *engine_features(engine.facts() if engine else {}),
     ]  # fmt: skip
 
 

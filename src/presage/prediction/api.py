@@ -95,7 +95,8 @@ def predict(
     result = predict_step(
         graph, times, where.kernels.gpu, where.host, spread=where.spread(graph), draws=draws, steps=steps, seed=seed
     )
-    return replace(result, notes=(*result.notes, *where.notes, *where.host_notes(result.bound)))
+    notes = (*result.notes, *where.notes, *where.engine_notes(times), *where.host_notes(result.bound))
+    return replace(result, notes=notes)
 
 
 def _predict_code(

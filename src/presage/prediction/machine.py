@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from presage.costs.calibrated_kernels import CalibratedKernels
+from presage.costs.cudnn import note
 from presage.costs.host_factors import PACK_FILE, REFERENCE
 from presage.costs.host_model import HostModel, host_model
 from presage.costs.kernel_files import CALIBRATED, is_pack, load
@@ -39,6 +42,14 @@ class Machine:
         if self.host.assumed:
             return kernels
         return (*(note.replace(HOST_TOO, "") for note in kernels), *([self.host.note] if self.host.note else []))
+
+    def engine_notes(self, times: Sequence[OpTime]) -> tuple[str, ...]:
+        """How the kernels of convolutions were found, where these take long."""
+        total = sum(t.seconds for t in times)
+        if not isinstance(self.kernels, CalibratedKernels) or not total:
+            return ()
+        said = note(sum(t.seconds for t in times if t.family == "convolution") / total, self.kernels.gpu)
+        return (said,) if said else ()
 
     def host_notes(self, bound: str) -> tuple[str, ...]:
         """Which host is assumed, where that decides."""

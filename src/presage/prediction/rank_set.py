@@ -192,7 +192,8 @@ def predict_rank_set(team: RankSet, where: Machine, *, draws: int, steps: int, s
     basis = RankBasis(team.steps[first], team.times[first], team.platform.gpu, team.memory[first], team)
     out = result_of(basis, step, _bound(ranks, step), draws, steps)
     peak = max(k.peak_memory for k in ranks.kinds)
-    notes = (*out.notes, *where.notes, *([] if team.strategy else [ASSUMED]), *where.host_notes(out.bound))
+    said = (*where.notes, *where.engine_notes(basis.times), *where.host_notes(out.bound))
+    notes = (*out.notes, *([] if team.strategy else [ASSUMED]), *said)
     return replace(out, many=ranks, peak_memory=peak, notes=notes, draws=drawn)
 
 

@@ -35,6 +35,7 @@ class KernelFamily:
     leaves: int = 31
     rate: float = 0.05  # of learning
     least: int = 8  # rows of a leaf
+    told: int | None = None  # whether the library was asked; what it told are all features after this one
     # Rows whose kernels jump from size to size, as (feature, threshold, whether above): fitted again, bound wide.
     uneven: tuple[tuple[int, float, bool], ...] = ()
     bound: float = 0.1  # of ln(measured / law), beyond which an outlier pulls no harder; more where laws are rough

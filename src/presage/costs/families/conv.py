@@ -24,8 +24,8 @@ side to its small side, and its data gradient is the plain one's forward. `role`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import ceil, prod
+from collections.abc import Iterator, Mapping
+from math import ceil, log1p, nan, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
@@ -155,8 +155,20 @@ def features(call: Call, law: Law) -> list[float]:
         ln(one_by_one(c, SCALE) / whole), ln(c.flops / SCALE.rate("float32") / whole), ln(law.seconds / whole),
         *(ln(t / whole) for t in p.tiles), *_waves(c, g), float(g.m % 128), float(g.inner * g.taps % 64),
         ceil(g.m / 128) * 128 / g.m, ceil(g.n / 128) * 128 / g.n, ceil(g.n / 64) * 64 / g.n, ceil(i / 64) * 64 / i,
-        ceil(o / 64) * 64 / o,
+        ceil(o / 64) * 64 / o, *engine_features(call.facts),
     ]  # fmt: skip
+
+
+# Facts of a call: the engine that cuDNN takes, the bytes of its workspace, its settings by their number in cuDNN.
+ENGINE, WORKSPACE, OWN = "engine", "workspace", -2.0  # PyTorch's own kernels are none of cuDNN's engines
+KNOBS = tuple(f"knob{n}" for n in (2, 12, 13, 14, 15, 17, 18, 23, 25, 27, 28, 22, 5, 0, 6))
+
+
+def engine_features(facts: Mapping[str, float]) -> list[float]:
+    """Whether cuDNN was asked, and what it told."""
+    known = facts.get
+    told = [known(ENGINE, nan), log1p(known(WORKSPACE, nan)), *(known(k, nan) for k in KNOBS)]
+    return [float(ENGINE in facts), *told]
 
 
 def _waves(c: Conv, g: ConvGemm) -> list[float]:
@@ -165,7 +177,7 @@ def _waves(c: Conv, g: ConvGemm) -> list[float]:
     return [*waves, *(ceil(w) / w for w in waves)]
 
 
-AT_GROUPS, AT_DEPTHWISE = 11, 12  # places of these two among the features
+AT_GROUPS, AT_DEPTHWISE, AT_TOLD = 11, 12, 86  # places of these among the features
 
 
 def _shape_features(c: Conv) -> list[float]:
@@ -318,12 +330,13 @@ FAMILY = KernelFamily(
     OPS,
     law,
     features,
-    rounds=1500,
+    rounds=1200,
     leaves=255,
-    rate=0.08,
+    rate=0.12,
     least=4,
     uneven=((AT_GROUPS, 1e-6, True), (AT_DEPTHWISE, 0.5, False)),
     computes=True,
     parts=gradients,
     at_once=side_by_side,
+    told=AT_TOLD,
 )

@@ -69,13 +69,13 @@ def launches(call: Call) -> list[Call]:
     if count <= most:
         return [call]
     return [
-        Call(call.name, tuple(_some(v, count, a, a + most) for v in call.inputs), call.tf32, call.facts)
+        Call(call.name, tuple(_slice(v, count, a, a + most) for v in call.inputs), call.tf32, call.facts)
         for a in range(0, count, most)
     ]
 
 
-def _some(value: Value, count: int, first: int, end: int) -> Value:
-    """Of a list of as many tensors as the op has, those from `first` on; any other value."""
+def _slice(value: Value, count: int, first: int, end: int) -> Value:
+    """A part of a list of as many tensors as the op has; any other value as it is."""
     is_list = isinstance(value, tuple) and len(value) == count and isinstance(value[0], Shape)
     return value[first:end] if is_list and isinstance(value, tuple) else value
 
