@@ -44,6 +44,7 @@ CONVERTS = ("ToNhwc", "ToNchw", "convertTensor", "tensorTransform", "AddPadding"
 SLACK = 4096  # bytes: allocations are rounded, and small tables come with them
 HELD = 0.2
 GPU = "h200"
+VOLUMES = "volumes"  # in the name of the last source: volumes and sequences do not tell of images
 IMAGES_NEAR = 0.02  # of the bytes of the products for each image, within which they are meant
 SETTINGS: dict[str, Any] = {"rounds": 120, "leaves": 63, "rate": 0.1, "min_leaf": 5}
 Floats = npt.NDArray[np.float64]
@@ -97,7 +98,8 @@ def _copied(c: Conv, nbytes: int) -> tuple[int, int, int]:
     return large, small, weights
 
 
-def fitted(rows: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
+def fitted(rows: Sequence[MeasuredWorkspace], images: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
+    """`images`: those that tell what goes image by image."""
     copied, extra, right = {}, {}, {}
     for number, role in enumerate(ROLES):
         mine = [m for m in rows if m.conv.role == number and not m.conv.native]
@@ -108,13 +110,13 @@ def fitted(rows: Sequence[MeasuredWorkspace]) -> WorkspaceTrees:
         extra[role] = fit(x, y, objective="regression_l1", **SETTINGS)
         told = np.array([m.engine is not None for m in mine])
         right[role] = _whether(x[told], np.array([float(m.right) for m in mine])[told], nbytes[told].sum(1))
-    return WorkspaceTrees(copied, extra, right, by_image(rows))
+    return WorkspaceTrees(copied, extra, right, by_image(images))
 
 
 def by_image(rows: Sequence[MeasuredWorkspace]) -> Trees:
     """Trees for whether a planar pointwise weight gradient is a product for each image; large ones count more."""
-    mine = [m for m in rows if may_go_by_image(m.conv)]
-    x = np.array([features(m.conv, m.engine) for m in mine], np.float32)
+    mine = [m for m in rows if may_go_by_image(m.conv) and m.engine is None]
+    x = np.array([features(m.conv, None) for m in mine], np.float32)
     products = np.array([image_products(m.conv) for m in mine], float)
     taken = np.abs(np.array([m.nbytes for m in mine]) / products - 1) < IMAGES_NEAR
     return fit(x, taken.astype(float), np.sqrt(products), **SETTINGS)
@@ -144,7 +146,9 @@ def main(*paths: str) -> None:
     *sources, target = map(Path, paths)
     rows = read(sources)
     held = np.random.default_rng(0).random(1 + max(m.draw for m in rows)) < HELD
-    trees = fitted([m for m in rows if not held[m.draw]])
+    last = sum(len(gzip.decompress(s.read_bytes()).splitlines()) for s in sources if VOLUMES not in s.name)
+    seen = [m for m in rows if not held[m.draw]]
+    trees = fitted(seen, [m for m in seen if m.draw < last])
     arrays: dict[str, Any] = {}
     for role in ROLES:
         every = (*trees.copied[role], trees.extra[role], trees.right[role])

@@ -72,7 +72,8 @@ class WorkspaceTrees:
         right = self.right[role].predict(rows) > 0.5
         found = [e.workspace if e and r else n for e, r, n in zip(engines, right, found, strict=True)]
         images = [i for i, c in enumerate(convolutions) if may_go_by_image(c)]
-        for i, share in zip(images, self.by_image.predict(rows[images]) if images else (), strict=True):
+        plain = np.array([features(convolutions[i], None) for i in images], np.float32)
+        for i, share in zip(images, self.by_image.predict(plain) if images else (), strict=True):
             found[i] = image_products(convolutions[i]) if share > 0.5 else found[i]
         return found
 
