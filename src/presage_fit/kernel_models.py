@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.call import Call, Shape, Value
-from presage.costs.cudnn import told
+from presage.costs.cudnn import with_engines
 from presage.costs.families import BY_OP, FAMILIES, KernelFamily
 from presage.costs.rates import Rates
 from presage.costs.trees import Trees
@@ -52,7 +52,7 @@ class KernelSample:
 def samples(pack: Pack) -> dict[str, list[KernelSample]]:
     """Every leaf op of every draw that has a model, by family; with what libraries tell of it."""
     found, chip = _samples(pack), gpu(pack.header.gpu)
-    return {n: [replace(s, call=c) for s, c in zip(some, told([s.call for s in some], chip), strict=True)]
+    return {n: [replace(s, call=c) for s, c in zip(some, with_engines([s.call for s in some], chip), strict=True)]
             for n, some in found.items()}  # fmt: skip
 
 

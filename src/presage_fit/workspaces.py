@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.cudnn import Engine, engines
+from presage.costs.cudnn import CudnnEngine, engines
 from presage.costs.families.conv import Conv, conv
 from presage.costs.kernel_files import write_arrays
 from presage.costs.trees import Trees
@@ -56,7 +56,7 @@ class MeasuredWorkspace:
 
     draw: int
     conv: Conv
-    engine: Engine | None
+    engine: CudnnEngine | None
     nbytes: int
     copied: tuple[int, int, int]
 

@@ -11,7 +11,7 @@ import pytest
 from presage.costs import cudnn
 from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call, Shape
-from presage.costs.cudnn import engines, libraries, note, told
+from presage.costs.cudnn import engines, libraries, note, with_engines
 from presage.costs.cudnn_child import strides
 from presage.costs.families.conv import AT_TOLD, ENGINE, FAMILY, FORWARD, OWN, SCALE, conv
 from presage.costs.kernel_files import load
@@ -60,7 +60,7 @@ def test_nobody_is_asked_when_it_is_off(place: pytest.MonkeyPatch) -> None:
     place.setenv("PRESAGE_CUDNN", "off")
     assert libraries() is None
     assert engines([conv(CALL)], H200) == [None]
-    assert told([CALL], H200) == [CALL]
+    assert with_engines([CALL], H200) == [CALL]
     said = note(0.5, H200)
     assert "not installed" in said and "guessed" in said and "presage[cudnn]" in said
     assert not note(0.01, H200), "where convolutions are nothing"
@@ -102,7 +102,7 @@ def test_a_call_is_told_with_its_engine() -> None:
     own = forward("bfloat16", (8, 64, 56, 56), (64, 1, 3, 3), groups=64)
     native = Call("aten::_conv_depthwise2d", (*own.inputs[:2], (3, 3), None, (1, 1), (1, 1), (1, 1)))
     other = Call("aten::mm", CALL.inputs[:1])
-    a, b, c = told([CALL, native, other], H200)
+    a, b, c = with_engines([CALL, native, other], H200)
     assert a.facts[ENGINE] == 62 and a.inputs == CALL.inputs
     assert b.facts == {ENGINE: OWN}, "PyTorch's own depthwise kernels"
     assert c is other

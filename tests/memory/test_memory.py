@@ -228,9 +228,10 @@ def test_workspaces_found_together_are_those_found_alone() -> None:
                 "bfloat16", 2, False, False)  # fmt: skip
     some = [tall, tall._replace(role=1), tall._replace(role=2, n=64), tall._replace(native=True)]
     trees = shipped()
-    assert trees.predict(some) == [trees.predict([c])[0] for c in some]
-    assert trees.predict(some)[3] == 0
-    assert trees.predict([tall._replace(channels_last=True)]) == [0]
+    none = [None] * len(some)
+    assert trees.predict(some, none) == [trees.predict([c], [None])[0] for c in some]
+    assert trees.predict(some, none)[3] == 0
+    assert trees.predict([tall._replace(channels_last=True)], [None]) == [0]
 
 
 def test_weight_gradient_by_winograd_as_seen() -> None:

@@ -1,7 +1,6 @@
 """Kernel times of a captured step on a calibrated GPU: law times correction, cache state, power limit.
 
-An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`);
-either way the source is reported, and none is free.
+An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from presage.costs.corrections import (
     shortest_kernel,
     transfer_streaming,
 )
-from presage.costs.cudnn import told
+from presage.costs.cudnn import with_engines
 from presage.costs.families import BY_OP, FAMILIES, Law
 from presage.costs.families.fused import FUSED_OPS as FUSED
 from presage.costs.families.fused import fused_parts
@@ -142,7 +141,7 @@ def describe(models: CalibratedKernels, calls: Iterable[Call]) -> dict[Any, Desc
     """Each different call by its key. One with arguments that its family does not know is left out."""
     out: dict[Any, Described] = {}
     known = {c.key: c for c in calls}
-    for key, call in zip(known, told([*known.values()], models.gpu), strict=True):
+    for key, call in zip(known, with_engines([*known.values()], models.gpu), strict=True):
         family = BY_OP[call.name]
         try:
             law = family.law(call, models.rates)
@@ -361,10 +360,8 @@ def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
 
 # ---- L2 cache: which inputs of an op are still there when it runs, from the order of ops in the step
 #
-# The calibration pack says how many bytes others read and write until a tensor is gone; those read count more. An op's
-# time lies between its times with a warm and a cold cache, by the share of its input bytes that come from memory. A
-# GEMM reads operands past the cache: a sum after it takes as long as with a cold one (traces of 44 models). An op on
-# lists goes over them in order: between two uses of one tensor all others come.
+# The pack says how many bytes others read and write until a tensor is gone. A GEMM reads operands past the cache: a sum
+# after it takes as long as with a cold one (44 traces). An op on lists uses all others between two uses of a tensor.
 
 
 @dataclass(frozen=True)

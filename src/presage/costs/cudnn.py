@@ -38,7 +38,7 @@ CHUNK = 4000  # convolutions a process is asked for at once
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class CudnnEngine:
     """What cuDNN takes for a convolution."""
 
     number: int
@@ -84,22 +84,22 @@ def note(share: float, gpu: Gpu) -> str:
     )
 
 
-_KNOWN: dict[tuple[str, Conv], Engine | None] = {}
+_KNOWN: dict[tuple[str, Conv], CudnnEngine | None] = {}
 
 
-def engines(convolutions: Sequence[Conv], gpu: Gpu) -> list[Engine | None]:
+def engines(convolutions: Sequence[Conv], gpu: Gpu) -> list[CudnnEngine | None]:
     """What cuDNN takes for each; None where it was not asked or has none. Many at once are quicker."""
     if not can_ask(gpu):
         return [None] * len(convolutions)
     new = [c for c in dict.fromkeys(convolutions) if (gpu.key, c) not in _KNOWN and not c.native and c.kind in TYPES]
     parts = [new[i : i + CHUNK] for i in range(0, len(new), CHUNK)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for part, found in zip(parts, pool.map(lambda p: _asked(p, gpu), parts), strict=True):
+        for part, found in zip(parts, pool.map(lambda p: _query(p, gpu), parts), strict=True):
             _KNOWN.update(zip(((gpu.key, c) for c in part), found, strict=True))
     return [_KNOWN.get((gpu.key, c)) for c in convolutions]
 
 
-def told(calls: Sequence[Call], gpu: Gpu) -> list[Call]:
+def with_engines(calls: Sequence[Call], gpu: Gpu) -> list[Call]:
     """Calls, those of convolutions with the engine that cuDNN takes where it was asked."""
     if not can_ask(gpu):
         return list(calls)
@@ -109,7 +109,7 @@ def told(calls: Sequence[Call], gpu: Gpu) -> list[Call]:
     return [replace(c, facts={**c.facts, **facts[i]}) if i in facts else c for i, c in enumerate(calls)]
 
 
-def _asked(convolutions: Sequence[Conv], gpu: Gpu) -> Iterator[Engine | None] | list[None]:
+def _query(convolutions: Sequence[Conv], gpu: Gpu) -> Iterator[CudnnEngine | None] | list[None]:
     found = libraries()
     assert found is not None
     command = [sys.executable, "-I", str(Path(__file__).with_name("cudnn_child.py")), *map(str, found)]
@@ -120,7 +120,7 @@ def _asked(convolutions: Sequence[Conv], gpu: Gpu) -> Iterator[Engine | None] | 
     if done.returncode:
         return [None] * len(convolutions)
     answers = json.loads(done.stdout)["answers"]
-    return (a and Engine(a[0], {int(k): v for k, v in a[1].items()}, a[2]) for a in answers)
+    return (a and CudnnEngine(a[0], {int(k): v for k, v in a[1].items()}, a[2]) for a in answers)
 
 
 def _question(c: Conv) -> dict[str, Any]:

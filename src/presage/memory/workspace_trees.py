@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from presage.costs.cudnn import Engine, engines
+from presage.costs.cudnn import CudnnEngine, engines
 from presage.costs.families.conv import Conv, engine_features
 from presage.costs.trees import Trees
 from presage.files.arrays import read_npz
@@ -51,7 +51,7 @@ class WorkspaceTrees:
     right: dict[str, Trees]  # whether the workspace that cuDNN told is
     by_image: Trees  # whether a planar pointwise weight gradient is a product for each image
 
-    def predict(self, convolutions: Sequence[Conv], engines: Sequence[Engine | None]) -> list[int]:
+    def predict(self, convolutions: Sequence[Conv], engines: Sequence[CudnnEngine | None]) -> list[int]:
         """Bytes of the workspace of each, given what cuDNN told. PyTorch's own depthwise kernels take none."""
         out = [0] * len(convolutions)
         for number, role in enumerate(ROLES):
@@ -62,7 +62,7 @@ class WorkspaceTrees:
                     out[i] = nbytes
         return out
 
-    def _of_role(self, role: str, convolutions: Sequence[Conv], engines: Sequence[Engine | None]) -> list[int]:
+    def _of_role(self, role: str, convolutions: Sequence[Conv], engines: Sequence[CudnnEngine | None]) -> list[int]:
         rows = np.array([features(c, e) for c, e in zip(convolutions, engines, strict=True)], np.float32)
         taken = np.column_stack([trees.predict(rows) > 0.5 for trees in self.copied[role]])
         copies = (taken * np.array([sizes(c) for c in convolutions], np.int64)).sum(1)
@@ -123,7 +123,7 @@ def image_products(c: Conv) -> int:
     return 4 * c.k * (c.c // c.groups) * c.taps * c.n
 
 
-def features(c: Conv, engine: Engine | None) -> list[float]:
+def features(c: Conv, engine: CudnnEngine | None) -> list[float]:
     """Sizes and how they divide, layout, type of number, tiles of the three products; the engine."""
     large, small, _ = sizes(c)
     one_in, one_out = c.c // c.groups, c.k // c.groups
