@@ -43,8 +43,14 @@ second fit of grouped convolutions were decided with the residuals of both lists
 into it, but its layers are in it, as those of other models of these libraries are. So a third list of {blind}
 ([workloads/field3.py](../workloads/field3.py): more models of the libraries, and nine common nets written by hand) was
 written, measured and scored blind on the same day. Since then pools, scans, scatters and resampling were fitted once
-more, to a sweep decided by their held-out shapes; convolutions were not: a fit with 30,800 more of them
-(`conv_volumes`) made the third list better and the second worse, so the trees of before are kept.
+more, to a sweep decided by their held-out shapes.
+
+Then presage began to ask cuDNN which engines it takes ([kernels](kernels.md#convolutions-cudnn-is-asked)), and
+convolutions were fitted anew with what it says, to 27,600 more draws, timed one process at a time. A fourth list of
+{last} ([workloads/field4.py](../workloads/field4.py), half of it convolutional, eleven nets written by hand) was
+written and measured meanwhile: `before` are the models from before all this, `after` those with the engines. Neither
+had seen it. Which sweep tells of workspaces of pointwise weight gradients (all but `conv_volumes`) was chosen with a
+net of the first list in view.
 
 GPU time is the sum of the durations of all kernels of a step. A step is the GPU's where that is more than 93% of it.
 """
@@ -59,6 +65,7 @@ LISTS = {
     "first": ("field.py", "measured.json"),
     "second": ("field2.py", "second.json"),
     "third": ("field3.py", "third.json"),
+    "fourth": ("field4.py", "fourth.json"),
 }
 
 
@@ -78,6 +85,7 @@ LEASES = (
     Lease("second", "2026-11-18", "second.json", "second_host.toml"),
     Lease("second", "2026-11-18, later", "paced.json", "paced_host.toml"),
     Lease("third", "2026-11-18, third machine", "third.json", "third_host.toml"),
+    Lease("fourth", "2026-11-18, fourth machine", "fourth.json", "fourth_host_before.toml"),
 )
 
 
@@ -129,8 +137,10 @@ def _score(result: AccuracyResult) -> str:
 
 
 def page(lists: list[AccuracyResult], cases: dict[str, list[WorkloadCase]]) -> Iterable[str]:
-    before = [json.loads((FOLDER / n).read_text()) for n in ("before.json", "second_before.json", "third_before.json")]
-    yield HEAD.format(cases=len(before[0]), others=len(before[1]), blind=len(before[2]))
+    files = ("before.json", *(f"{n}_before.json" for n in LISTS if n != "first"))
+    before = [json.loads((FOLDER / n).read_text()) for n in files]
+    cases_of, others, blind, last = map(len, before)
+    yield HEAD.format(cases=cases_of, others=others, blind=blind, last=last)
     for name, result, earlier in zip(LISTS, lists, before, strict=True):
         yield f"\n## The {name} list\n"
         yield from table(result, earlier)
