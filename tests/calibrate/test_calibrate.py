@@ -31,6 +31,13 @@ SEEDS |= {
     "places": [(s, 2200) for s in range(301, 310)],
     "conv_volumes": [(s, {602: 3000, 603: 3000, 604: 3000, 609: 3200}.get(s, 3100)) for s in range(600, 610)],
 }
+ALONE = {  # later, timed one process at a time
+    "conv_net": [(728, 1300), (729, 1200)],
+    "conv_library": [(s, {702: 1400, 712: 1400}.get(s, 1300 if s in (703, 705, 709, 710, 711, 713, 714) else 1200))
+                     for s in range(700, 715)],
+    "conv_volumes": [(s, 2000) for s in (720, 721, 722)],
+}  # fmt: skip
+SEEDS = {name: [*seeds, *ALONE.get(name, [])] for name, seeds in SEEDS.items()}
 AGAIN = {"conv": 2700, "copy": 3600, "index": 1800, "optimizer": 700, "pool": 700, "reduce": 3500, "rnn": 175}
 AGAIN |= {"sort": 300}  # of another seed, later
 CHECKED = 100  # draws of a seed
