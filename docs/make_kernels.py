@@ -127,20 +127,21 @@ the sweep has drawn some calls more than once, mostly short ones.
 
 ASKED = """### Convolutions: cuDNN is asked
 
-cuDNN has dozens of engines for a convolution, up to twenty times apart in time, and neighbouring sizes get other ones. That
-choice was most of the error: with the engine known to the trees, the same rows are half as far off. cuDNN makes the choice
-on the host and plans for a GPU that is only described to it (its "device properties"), so it can be asked anywhere: no GPU,
-no driver, 0.5 ms a convolution (`presage.costs.cudnn`). It is asked in a process of its own, as PyTorch asks it: the
-heuristics' instant mode, then the fallback list, for float32 without engines that round. Checked against the sweeps of an
-H200: where nothing depends on the blocks that fit on a GPU at once, the workspace that it tells is that which PyTorch's
-allocator was asked for, to the byte (forward 80 to 86%, data gradient 78 to 95%, weight gradient 62 to 70%). cuDNN 9.13,
-9.19 and 9.20 chose alike in all of 3,832 convolutions. Not told: engines of cuBLASLt, which take many pointwise
-convolutions; there the next engine is told, and trees fitted to measured times make the best of it.
+cuDNN has dozens of engines for a convolution, up to twenty times apart in time, and neighbouring sizes get other
+ones. That choice was most of the error: with the engine known to the trees, the same rows are half as far off. cuDNN
+makes the choice on the host and plans for a GPU that is only described to it (its "device properties"), so it can be
+asked anywhere: no GPU, no driver, 0.5 ms a convolution (`presage.costs.cudnn`). It is asked in a process of its own,
+as PyTorch asks it: the heuristics' instant mode, then the fallback list, for float32 without engines that round.
+Checked against the sweeps of an H200: where nothing depends on the blocks that fit on a GPU at once, the workspace
+that it tells is that which PyTorch's allocator was asked for, to the byte (forward 80 to 86%, data gradient 78 to
+95%, weight gradient 62 to 70%). cuDNN 9.13, 9.19 and 9.20 chose alike in all of 3,832 convolutions. Not told: engines
+of cuBLASLt, which take many pointwise convolutions; there the next engine is told, and trees fitted to measured times
+make the best of it.
 
-Its libraries come with a CUDA build of PyTorch on Linux, or with `pip install 'presage[cudnn]'` (0.8 GB). `PRESAGE_CUDNN`
-names a folder with `libcudnn.so.9` and `libcublasLt.so`, or is `off`. Without them, and on GPUs that are no Hoppers, the
-engine is guessed from the sizes (`conv, engine guessed` above, by trees of their own), and a note says so where
-convolutions take a tenth of the GPU's time.
+Its libraries come with a CUDA build of PyTorch on Linux, or with `pip install 'presage[cudnn]'` (0.8 GB).
+`PRESAGE_CUDNN` names a folder with `libcudnn.so.9` and `libcublasLt.so`, or is `off`. Without them, and on GPUs that
+are no Hoppers, the engine is guessed from the sizes (`conv, engine guessed` above, by trees of their own), and a note
+says so where convolutions take a tenth of the GPU's time.
 """
 
 OTHERS = """## Published tables, and GPUs that were never calibrated
@@ -220,7 +221,8 @@ def main() -> None:
         sys.exit(f"no measured data at {data}: name the folder that holds kernels/")
     pack = read(PACK)
     result = score_pack(pack, lambda name: print(f"  {name}", file=sys.stderr))
-    parts = [HEAD, *family_rows(pack, result), "", *(f"{n[0].upper()}{n[1:]}." for n in result.notes), "", ASKED, OTHERS]
+    notes = [f"{n[0].upper()}{n[1:]}." for n in result.notes]
+    parts = [HEAD, *family_rows(pack, result), "", *notes, "", ASKED, OTHERS]
     PAGE.write_text("\n".join([*parts, *transfer(data), SHORT]))
     print(f"wrote {PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE}")
 
