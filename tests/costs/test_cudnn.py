@@ -62,7 +62,11 @@ def test_nobody_is_asked_when_it_is_off(place: pytest.MonkeyPatch) -> None:
     assert engines([conv(CALL)], H200) == [None]
     assert with_engines([CALL], H200) == [CALL]
     said = note(0.5, H200)
-    assert "not installed" in said and "guessed" in said and "presage[cudnn]" in said
+    assert "PRESAGE_CUDNN=off" in said and "guessed" in said and "unset" in said
+    place.setattr(cudnn, "find_spec", lambda _: None)
+    place.delenv("PRESAGE_CUDNN")
+    libraries.cache_clear()
+    assert "not installed" in note(0.5, H200) and "presage[cudnn]" in note(0.5, H200)
     assert not note(0.01, H200), "where convolutions are nothing"
     (time,) = call_times(load("h200"), [CALL])
     assert 2e-5 < time.warm < 2e-4

@@ -77,10 +77,14 @@ def note(share: float, gpu: Gpu) -> str:
         return ""
     if can_ask(gpu) and any(e is not None for e in _KNOWN.values()):
         return f"convolutions ({share:.0%} of GPU time): cuDNN was asked which engines it takes"
-    why = "cuDNN is installed but plans nothing here" if can_ask(gpu) else "cuDNN is not installed"
+    why, remedy = "cuDNN is not installed", "pip install 'presage[cudnn]' lets presage ask it, without a GPU"
+    if can_ask(gpu):
+        why = "cuDNN is installed but plans nothing here"
+    elif os.environ.get(PLACE) == "off":
+        why, remedy = f"cuDNN is not asked ({PLACE}=off)", "unset it where cuDNN is installed"
     return (
         f"convolutions ({share:.0%} of GPU time): {why}, so its engines are guessed from the sizes, and one call in "
-        "ten is more than 40% off; pip install 'presage[cudnn]' lets presage ask it, without a GPU"
+        f"ten is more than 40% off; {remedy}"
     )
 
 
