@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,12 +189,14 @@ def serve(app: Dash, port: int, ready: Any) -> None:
 
 
 def _warm() -> None:
-    """Loads what first answers need, while the browser loads the page."""
+    """Loads what first answers need, while the browser loads the page. What fails, when the page is closed meanwhile
+    above all, the first answer would tell."""
     from presage.ui.plans import first_plan
     from presage.ui.question import FIRST_QUESTION
     from presage.ui.replies import run_reply, spread_reply, step_reply
 
-    plan = first_plan(None)
-    found = step_reply(plan.knobs, plan.rest, FIRST_QUESTION)
-    spread_reply(found["text"], FIRST_QUESTION)
-    run_reply(found["text"], FIRST_QUESTION)
+    with suppress(Exception):
+        plan = first_plan(None)
+        found = step_reply(plan.knobs, plan.rest, FIRST_QUESTION)
+        spread_reply(found["text"], FIRST_QUESTION)
+        run_reply(found["text"], FIRST_QUESTION)
