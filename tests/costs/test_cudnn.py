@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from presage.costs.call import Call, Shape
 from presage.costs.cudnn import engines, libraries, note, with_engines
 from presage.costs.cudnn_child import strides
 from presage.costs.families.conv import AT_TOLD, ENGINE, FAMILY, FORWARD, OWN, SCALE, conv
-from presage.costs.kernel_files import load
+from presage.costs.kernel_files import load, load_file, save
+from presage.errors import InputError
 from presage.hardware import gpu
 
 H200 = gpu("h200")
@@ -111,3 +113,11 @@ def test_a_call_is_told_with_its_engine() -> None:
     assert b.facts == {ENGINE: OWN}, "PyTorch's own depthwise kernels"
     assert c is other
     assert "was asked" in note(0.3, H200)
+
+
+def test_models_of_an_earlier_presage_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    models = load("h200")
+    older = replace(models.trees["conv"], features=models.trees["conv"].features + 1)
+    save(replace(models, trees={**models.trees, "conv": older}), tmp_path / "kernels.npz")
+    with pytest.raises(InputError, match="of an earlier presage: remove the file"):
+        load_file(tmp_path / "kernels.npz")
