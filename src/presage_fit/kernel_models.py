@@ -177,15 +177,14 @@ def _untold(x: Array, told: int | None) -> Array | None:
 
 
 def fit_family(family: KernelFamily, rows: SampleTable, seed: int = 0) -> Trees:
-    """Trees for ln(measured / law): those of rows of which the library told, and those of the others."""
-    if family.told is None:
+    """Trees for ln(measured / law): those of rows of which the library told, and those of the others. Where it told of
+    none, all calls get the same trees, also those of which it tells later."""
+    told = np.zeros(len(rows.x), np.bool_) if family.told is None else rows.x[:, family.told] > 0.5
+    if family.told is None or not told.any():
         return _fit(family, rows, seed)
-    told, out = rows.x[:, family.told] > 0.5, no_trees(rows.x.shape[1])
-    finer = replace(family, leaves=TOLD_LEAVES * family.leaves)
-    for of in (True, False):
-        if (told == of).any():
-            more = _fit(finer if of else family, rows.part(told == of), seed)
-            out = joined(out, more, ((family.told, 0.5, of),))
+    finer, out = replace(family, leaves=TOLD_LEAVES * family.leaves), no_trees(rows.x.shape[1])
+    for of, settings in ((True, finer), (False, family)):
+        out = joined(out, _fit(settings, rows.part(told == of), seed), ((family.told, 0.5, of),))
     return out
 
 

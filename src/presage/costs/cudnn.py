@@ -3,7 +3,7 @@
 Its engines differ by a factor of up to twenty, and which one it takes jumps from size to size. cuDNN plans for a GPU
 that is only described to it, so where its libraries are installed (a CUDA build of PyTorch brings them; else `pip
 install 'presage[cudnn]'`; PRESAGE_CUDNN=FOLDER names another, PRESAGE_CUDNN=off asks none) its choice need not be
-guessed: 0.8 ms a convolution, in a process of its own (`cudnn_child`). cuDNN 9.13, 9.19 and 9.20 chose the same
+guessed: 0.5 ms a convolution, in a process of its own (`cudnn_child`). cuDNN 9.13, 9.19 and 9.20 chose the same
 engines with the same settings in all of 3,832 convolutions drawn from the sweeps.
 
 Only for Hopper GPUs, where kernels of all these engines were timed. Else, and without the libraries, the corrections
@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -29,12 +29,11 @@ from presage.costs.families.conv import ENGINE, OPS, OWN, WORKSPACE, Conv, conv
 from presage.hardware import Gpu
 
 PLACE = "PRESAGE_CUDNN"
-LEAST_VERSION = 90800  # the first that plans for a GPU that is not there
 SHARED_MEMORY = {"9.0": 232448}  # bytes a block may have, by compute capability
 FORBIDDEN = {"tf32": [1], "float32": [1, 0]}  # numerical notes of engines that PyTorch leaves out
 TYPES = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32", "tf32": "float32", "float64": "float64"}
 WORTH_SAYING = 0.1  # of the GPU time
-CHUNK = 4000  # convolutions a process is asked for at once
+CHUNK, PATIENCE = 4000, 300.0  # convolutions a process is asked for at once, and seconds until it is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class CudnnEngine:
     """What cuDNN takes for a convolution."""
 
     number: int
-    knobs: dict[int, int]  # settings, by their number in cuDNN
+    knobs: tuple[tuple[int, int], ...]  # settings, by their number in cuDNN
     workspace: int  # bytes; fewer than with a GPU where parts of a sum are chosen by what fits on it at once
 
     def facts(self) -> dict[str, float]:
         """As facts of a call."""
-        knobs = {f"knob{k}": float(v) for k, v in self.knobs.items()}
+        knobs = {f"knob{k}": float(v) for k, v in self.knobs}
         return {ENGINE: float(self.number), WORKSPACE: float(self.workspace)} | knobs
 
 
@@ -113,18 +112,20 @@ def with_engines(calls: Sequence[Call], gpu: Gpu) -> list[Call]:
     return [replace(c, facts={**c.facts, **facts[i]}) if i in facts else c for i, c in enumerate(calls)]
 
 
-def _query(convolutions: Sequence[Conv], gpu: Gpu) -> Iterator[CudnnEngine | None] | list[None]:
-    found = libraries()
-    assert found is not None
-    command = [sys.executable, "-I", str(Path(__file__).with_name("cudnn_child.py")), *map(str, found)]
-    folders = os.pathsep.join(dict.fromkeys(str(f.parent) for f in found))
+def _query(convolutions: Sequence[Conv], gpu: Gpu) -> list[CudnnEngine | None]:
+    files = libraries() or ()
+    command = [sys.executable, "-I", str(Path(__file__).with_name("cudnn_child.py")), *map(str, files)]
+    folders = os.pathsep.join(dict.fromkeys(str(f.parent) for f in files))
     environment = {**os.environ, "LD_LIBRARY_PATH": folders + os.pathsep + os.environ.get("LD_LIBRARY_PATH", "")}
     question = json.dumps({"device": device(gpu), "questions": [_question(c) for c in convolutions]})
-    done = subprocess.run(command, input=question, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
+    try:
+        done = subprocess.run(
+            command, input=question, capture_output=True, text=True, env=environment, check=True, timeout=PATIENCE
+        )
+    except subprocess.SubprocessError:
         return [None] * len(convolutions)
-    answers = json.loads(done.stdout)["answers"]
-    return (a and CudnnEngine(a[0], {int(k): v for k, v in a[1].items()}, a[2]) for a in answers)
+    found = json.loads(done.stdout)
+    return [a and CudnnEngine(a[0], tuple(map(tuple, a[1])), a[2]) for a in found]
 
 
 def _question(c: Conv) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class Session:
         self.library = ctypes.CDLL(cudnn, mode=ctypes.RTLD_GLOBAL)
         self.library.cudnnGetErrorString.restype = ctypes.c_char_p
         self.made: list[ctypes.c_void_p] = []
-        self.version: int = self.library.cudnnGetVersion()
         text = json.dumps(device).encode() + b"\0"
         self.device = self.make(DEVICE, (2702, CHAR, [bytes([c]) for c in text]))
         self.made.clear()
@@ -105,7 +104,10 @@ def strides(sizes: Sequence[int], channels_last: bool) -> list[int]:
     return out
 
 
-def answer(session: Session, q: dict[str, Any]) -> tuple[int, dict[int, int], int] | None:
+Answer = tuple[int, list[tuple[int, int]], int]
+
+
+def answer(session: Session, q: dict[str, Any]) -> Answer | None:
     """Engine, its knobs and the bytes of its workspace; None where cuDNN has no engine."""
     with session.question():
         try:
@@ -114,7 +116,7 @@ def answer(session: Session, q: dict[str, Any]) -> tuple[int, dict[int, int], in
             return None
 
 
-def _engines(session: Session, q: dict[str, Any]) -> Iterator[tuple[int, dict[int, int], int]]:
+def _engines(session: Session, q: dict[str, Any]) -> Iterator[Answer]:
     dtype, spatial = DTYPES[q["dtype"]], len(q["stride"])
     tensors = [
         session.make(TENSOR, (900, INT64, [16]), (901, DATA_TYPE, [dtype]), (902, INT64, sizes),
@@ -144,14 +146,14 @@ def _engines(session: Session, q: dict[str, Any]) -> Iterator[tuple[int, dict[in
             except CudnnError:
                 continue
             chosen = session.parts(config, 302, KNOB_CHOICE, KNOBS)
-            knobs = {session.numbers(k, 600, KNOB)[0]: session.numbers(k, 601)[0] for k in chosen}
+            knobs = [(session.numbers(k, 600, KNOB)[0], session.numbers(k, 601)[0]) for k in chosen]
             yield session.numbers(engine, 1301)[0], knobs, session.numbers(plan, 402)[0]
 
 
 def main(cudnn: str, cublas: str) -> None:
     asked = json.load(sys.stdin)
     session = Session(cudnn, cublas, asked["device"])
-    json.dump({"version": session.version, "answers": [answer(session, q) for q in asked["questions"]]}, sys.stdout)
+    json.dump([answer(session, q) for q in asked["questions"]], sys.stdout)
 
 
 if __name__ == "__main__":

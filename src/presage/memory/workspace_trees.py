@@ -11,7 +11,7 @@ Where cuDNN was asked for its engine (`presage.costs.cudnn`) it told the workspa
 five, but for what is chosen by the blocks that fit on the GPU at once, and for cuBLASLt's engines. A fifth model tells
 where it is right; elsewhere the engine is among the features of the others.
 
-Fitted on 80% of 43,300 convolutions measured on an H200 (cuDNN 9.19) as nets have them (`presage_fit.workspaces`). The
+Fitted on 80% of 127,900 convolutions drawn and measured on an H200 (cuDNN 9.19; `presage_fit.workspaces`). The
 choices are taken to be the same on other GPUs. For tensor cores; float32 without TF32 has rules (`workspace_fp32`).
 """
 
@@ -86,16 +86,15 @@ def shipped(path: Path = FILE) -> WorkspaceTrees:
     return WorkspaceTrees(copied, extra, right, Trees.from_arrays(arrays, "by_image"))
 
 
-_KNOWN: dict[tuple[Conv, bool], int] = {}
+_KNOWN: dict[tuple[Conv, CudnnEngine | None], int] = {}
 
 
 def workspaces(convolutions: Sequence[Conv], chip: Gpu) -> list[int]:
     """Bytes that cuDNN takes for convolutions, or their gradients, besides the tensors; many at once are quicker."""
-    told = engines(convolutions, chip)
-    keys = [(c, e is not None) for c, e in zip(convolutions, told, strict=True)]
-    new = {k: e for k, e in zip(keys, told, strict=True) if k not in _KNOWN}
+    keys = list(zip(convolutions, engines(convolutions, chip), strict=True))
+    new = [k for k in dict.fromkeys(keys) if k not in _KNOWN]
     if new:
-        _KNOWN.update(zip(new, shipped().predict([c for c, _ in new], [*new.values()]), strict=True))
+        _KNOWN.update(zip(new, shipped().predict([c for c, _ in new], [e for _, e in new]), strict=True))
     return [_KNOWN[k] for k in keys]
 
 

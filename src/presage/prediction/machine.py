@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from presage.costs.calibrated_kernels import CalibratedKernels
+from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.cudnn import note
 from presage.costs.host_factors import PACK_FILE, REFERENCE
 from presage.costs.host_model import HostModel, host_model
@@ -46,7 +46,7 @@ class Machine:
     def engine_notes(self, times: Sequence[OpTime]) -> tuple[str, ...]:
         """How the kernels of convolutions were found, where these take long."""
         total = sum(t.seconds for t in times)
-        if not isinstance(self.kernels, CalibratedKernels) or not total:
+        if isinstance(self.kernels, ClosedFormKernels) or not total:
             return ()
         said = note(sum(t.seconds for t in times if t.family == "convolution") / total, self.kernels.gpu)
         return (said,) if said else ()

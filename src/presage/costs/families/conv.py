@@ -12,8 +12,9 @@ and joined first, direct kernels, or each group by itself over eight streams (`s
 
 Features: all sizes, how they divide by tiles and powers of two, layout, type of number, waves of some tiles, and what
 each shape of tile and each other law would take, as a share of the whole. Sweeps: 6,700 draws with every parameter by
-itself, 33,300 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, 26,200 of
-layers that libraries have, three ways each.
+itself, 35,800 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, 45,300 of
+layers that libraries have, 36,800 of sequences, volumes and generators, three ways each. Last come the engine that
+cuDNN takes and its settings, where it was asked (`presage.costs.cudnn`): these calls have trees of their own.
 
 Groups that are not depthwise are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, so they are
 fitted twice (`KernelFamily.uneven`). Errors on held-out draws: docs/kernels.md.
