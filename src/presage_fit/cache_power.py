@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from presage.costs.calibrated_kernels import Cache
+from presage.costs.cache import Cache
 from presage.costs.kernel_model import Power
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from presage.costs import cudnn
@@ -15,9 +16,10 @@ from presage.costs.call import Call, Shape
 from presage.costs.cudnn import engines, libraries, note, with_engines
 from presage.costs.cudnn_child import strides
 from presage.costs.families.conv import AT_TOLD, ENGINE, FAMILY, FORWARD, OWN, SCALE, conv
-from presage.costs.kernel_files import load, load_file, save
-from presage.errors import InputError
+from presage.costs.kernel_files import load
+from presage.errors import PresageError
 from presage.hardware import gpu
+from presage_fit.kernel_models import SampleTable, fit_family
 
 H200 = gpu("h200")
 installed = pytest.mark.skipif(libraries() is None, reason="cuDNN is not installed: pip install 'presage[cudnn]'")
@@ -115,9 +117,23 @@ def test_a_call_is_told_with_its_engine() -> None:
     assert "was asked" in note(0.3, H200)
 
 
-def test_models_of_an_earlier_presage_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_models_of_an_earlier_presage_are_refused_in_a_sentence() -> None:
     models = load("h200")
     older = replace(models.trees["conv"], features=models.trees["conv"].features + 1)
-    save(replace(models, trees={**models.trees, "conv": older}), tmp_path / "kernels.npz")
-    with pytest.raises(InputError, match="of an earlier presage: remove the file"):
-        load_file(tmp_path / "kernels.npz")
+    with pytest.raises(PresageError, match="of an earlier presage: remove the pack's"):
+        call_times(replace(models, trees={**models.trees, "conv": older}), [CALL])
+
+
+def test_trees_fitted_without_cudnn_serve_calls_of_which_it_tells() -> None:
+    family, law = replace(FAMILY, rounds=3, uneven=()), FAMILY.law(CALL, SCALE)
+    guessed = np.array([[*FAMILY.features(CALL, law), 0.0]], np.float32)
+    known = np.array([[*FAMILY.features(replace(CALL, facts={ENGINE: 62.0}), law), 0.0]], np.float32)
+    alone = SampleTable(np.repeat(guessed, 40, 0), np.full(40, 1.0), np.full(40, 3.0), np.arange(40))
+    trees = fit_family(family, alone)
+    assert trees.predict(known) == trees.predict(guessed) == pytest.approx(np.log(3.0), rel=0.01)
+    both = SampleTable(
+        np.concatenate([alone.x, np.repeat(known, 40, 0)]), np.ones(80), np.repeat([3.0, 5.0], 40), np.arange(80)
+    )
+    trees = fit_family(family, both)
+    assert trees.predict(guessed) == pytest.approx(np.log(3.0), rel=0.01)
+    assert trees.predict(known) == pytest.approx(np.log(5.0), rel=0.01)

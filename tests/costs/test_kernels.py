@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from presage.costs.calibrated_kernels import Cache, CallTime, call_times
+from presage.costs.cache import Cache
+from presage.costs.calibrated_kernels import CallTime, call_times
 from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.families.copy import strided

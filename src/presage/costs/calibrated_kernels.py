@@ -1,6 +1,7 @@
 """Kernel times of a captured step on a calibrated GPU: law times correction, cache state, power limit.
 
-An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`).
+An op without a model is timed like one that moves as many tensors (`likeness`) or by its FLOPs and bytes (`roofline`);
+either way the source is reported, and none is free.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from presage.costs.cache import Cache, cold_shares
 from presage.costs.call import Call, from_graph
 from presage.costs.closed_form import ClosedFormKernels, GemmShape
 from presage.costs.corrections import (
@@ -180,6 +182,8 @@ def _family_times(models: CalibratedKernels, name: str, described: Mapping[Any, 
             for key, d in described.items()
         }
     x = np.array([d.features for d in described.values()], np.float32)
+    if x.shape[1] != models.trees[name].features:
+        raise PresageError(f"{name} models of an earlier presage: remove the pack's kernels.npz to fit them again")
     launches = np.array([law.launches for law in laws]) * np.exp(models.counts[name].predict(x))
     warm, cold = _seconds(models, name, described, x)
     least = np.maximum(warm, [family.cold(law) for law in laws])
@@ -356,45 +360,3 @@ def scaled_seconds(graph: Graph, op: Op, gpu: Gpu) -> float:
     left, right = graph.inputs_of(op)[:2]
     shape = GemmShape(left.shape[0], right.shape[1], left.shape[1], rhs_k_major=True)
     return ClosedFormKernels.of(gpu).gemm(shape, "fp8")
-
-
-# ---- L2 cache: which inputs of an op are still there when it runs, from the order of ops in the step
-#
-# The pack says how many bytes others read and write until a tensor is gone. A GEMM reads operands past the cache: a sum
-# after it takes as long as with a cold one (44 traces). An op on lists uses all others between two uses of a tensor.
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A tensor is all there up to `kept` bytes of other traffic (and half its own), gone from `lost` bytes on."""
-
-    kept: float
-    lost: float
-    read_weight: float  # a byte read pushes out as much as so many bytes written
-
-    def cold(self, distance: float, size: float) -> float:
-        return min(1.0, max(0.0, (distance + size / 2 - self.kept) / (self.lost - self.kept)))
-
-
-def changed(graph: Graph, op: Op) -> set[int]:
-    """Storages of the inputs that an op changes in place."""
-    return {graph.tensors[i].storage for i in op.writes}
-
-
-def cold_shares(graph: Graph, cache: Cache) -> npt.NDArray[np.float64]:
-    """For each op the share of its input bytes that is not in the cache."""
-    traffic, last = 0.0, dict.fromkeys(range(len(graph.storages)), -1e18)
-    out = np.zeros(len(graph.ops))
-    for i, op in enumerate(graph.ops):
-        if not op.kernels:
-            continue
-        inputs = {t.storage: min(t.nbytes, graph.storages[t.storage].nbytes) for t in graph.inputs_of(op)}
-        total = sum(inputs.values())
-        of_list = op.name in FAMILIES["optimizer"].ops
-        cold = sum(n * cache.cold(traffic - last[s], total if of_list else n) for s, n in inputs.items())
-        out[i] = cold / total if total else 0.0
-        written = {t.storage: t.nbytes for t in graph.outputs_of(op)} | {s: inputs[s] for s in changed(graph, op)}
-        traffic += sum(written.values()) + cache.read_weight * cold
-        read = -1e18 if op.name in FAMILIES["gemm"].ops else traffic
-        last |= dict.fromkeys(inputs, read) | dict.fromkeys(written, traffic)
-    return out

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from presage.costs.calibrated_kernels import Cache, CalibratedKernels
+from presage.costs.cache import Cache
+from presage.costs.calibrated_kernels import CalibratedKernels
 from presage.costs.closed_form.kernels import MOST_BASE
 from presage.costs.corrections import (
     FP32_CONV_FILE,
@@ -27,7 +28,6 @@ from presage.costs.corrections import (
     Fp32GemmCorrection,
     TableCorrection,
 )
-from presage.costs.families.conv import FEATURES
 from presage.costs.kernel_model import Power
 from presage.costs.trees import Trees
 from presage.errors import InputError, PresageError
@@ -146,7 +146,7 @@ def load_file(path: Path) -> CalibratedKernels:
     about, held = read_arrays(path)
     try:
         header = convert_record(about, _About)
-        models = CalibratedKernels(
+        return CalibratedKernels(
             gpu(header.gpu),
             {f: Trees.from_arrays(held, f"time.{f}") for f in header.families},
             {f: Trees.from_arrays(held, f"count.{f}") for f in header.families},
@@ -156,9 +156,6 @@ def load_file(path: Path) -> CalibratedKernels:
         )
     except (msgspec.ValidationError, PresageError) as e:
         raise InputError(path, f"not a file of kernel models, or a damaged one ({e})") from e
-    if "conv" in models.trees and models.trees["conv"].features != FEATURES + 1:
-        raise InputError(path, "kernel models of an earlier presage: remove the file, and they are fitted again")
-    return models
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

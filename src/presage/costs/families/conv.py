@@ -325,7 +325,6 @@ def _channels_last(t: Shape) -> bool:
     return len(t.strides) > 3 and t.sizes[1] > 1 and t.strides[1] == 1 and not t.is_contiguous
 
 
-FEATURES = AT_TOLD + 3 + len(KNOBS)  # and the state of the cache, which the kernel model adds
 OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))
 FAMILY = KernelFamily(
     "conv",
