@@ -10,6 +10,7 @@ last.
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,24 @@ def stepper(model, loss_of, precision, optimizer):
             made.step()
 
     return step
+
+
+def named(cases):
+    """Cases with the precision in which their names end."""
+    return {
+        name: (function, {"precision": name.removesuffix("_cl").rsplit("_", 1)[1], **options})
+        for name, (function, options) in cases.items()
+    }
+
+
+def imported(function, options, library=""):
+    """Import the library that a case needs: that of its function here, else the one given."""
+    if function is hf:
+        import transformers
+
+        getattr(transformers, options["model"])
+    elif function in LIBRARIES or library:
+        import_module(LIBRARIES.get(function, library))
 
 
 def classes(device, batch, count):
@@ -287,6 +306,8 @@ def spectrogram(device, precision, batch=64, samples=64000):
     )
 
 
+LIBRARIES = {vision: "torchvision", segmentation: "torchvision", geometric: "torch_geometric.nn", molecules: "torch_geometric.nn"}
+LIBRARIES |= dict.fromkeys((conformer, wav2letter, deepspeech, tasnet, spectrogram), "torchaudio")
 LLM = {"num_hidden_layers": 6, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 32000, "use_cache": False}
 BERT = {"num_hidden_layers": 6}
 
@@ -373,25 +394,12 @@ CASES = {
     "molecules_fp32": (molecules, {}),
 }  # fmt: skip
 
-CASES = {
-    name: (function, {"precision": name.removesuffix("_cl").rsplit("_", 1)[1], **options})
-    for name, (function, options) in CASES.items()
-}
+CASES = named(CASES)
 
 
 def prepare(name):
     """Import what a case needs, before it has the GPU."""
-    function = CASES[name][0]
-    if function in (vision, segmentation):
-        import torchvision  # noqa: F401
-    elif function is hf:
-        import transformers
-
-        getattr(transformers, CASES[name][1]["model"])
-    elif function in (geometric, molecules):
-        import torch_geometric.nn  # noqa: F401
-    else:
-        import torchaudio  # noqa: F401
+    imported(*CASES[name])
 
 
 def build(device, name):

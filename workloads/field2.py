@@ -15,8 +15,8 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 
 from field import (  # noqa: E402
-    ADAM, ADAMW, BERT, FUSED, LLM, RMSPROP, geometric, hf, ids, masked, pixels, scenes, segmentation, stepper, text, vision,
-    waves,
+    ADAM, ADAMW, BERT, FUSED, LLM, RMSPROP, geometric, hf, ids, imported, masked, named, pixels, scenes,
+    segmentation, stepper, text, vision, waves,
 )  # fmt: skip
 
 
@@ -109,25 +109,12 @@ CASES = {
     "gatv2_fp32": (geometric, dict(name="GAT", nodes=40_000, edges=320_000, heads=2, v2=True)),
 }  # fmt: skip
 
-CASES = {
-    name: (function, {"precision": name.removesuffix("_cl").rsplit("_", 1)[1], **options})
-    for name, (function, options) in CASES.items()
-}
+CASES = named(CASES)
 
 
 def prepare(name):
     """Import what a case needs, before it has the GPU."""
-    function = CASES[name][0]
-    if function is hf:
-        import transformers
-
-        getattr(transformers, CASES[name][1]["model"])
-    elif function is geometric:
-        import torch_geometric.nn  # noqa: F401
-    elif function in (demucs, wavernn):
-        import torchaudio  # noqa: F401
-    else:
-        import torchvision  # noqa: F401
+    imported(*CASES[name], "torchaudio" if CASES[name][0] in (demucs, wavernn) else "torchvision")
 
 
 def build(device, name):

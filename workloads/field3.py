@@ -17,8 +17,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 from field import (  # noqa: E402
-    ADAM, ADAMW, BERT, FUSED, LLM, RMSPROP, classes, geometric, hf, masked, pixels, scenes, segmentation, stepper, text, vision,
-    waves,
+    ADAM, ADAMW, BERT, FUSED, LLM, RMSPROP, classes, geometric, hf, imported, masked, named, pixels, scenes,
+    segmentation, stepper, text, vision, waves,
 )  # fmt: skip
 
 
@@ -265,23 +265,12 @@ CASES = {
     "deepfm_b8192_fp32": (deepfm, {}),
 }  # fmt: skip
 
-CASES = {
-    name: (function, {"precision": name.removesuffix("_cl").rsplit("_", 1)[1], **options})
-    for name, (function, options) in CASES.items()
-}
+CASES = named(CASES)
 
 
 def prepare(name):
     """Import what a case needs, before it has the GPU."""
-    function = CASES[name][0]
-    if function is hf:
-        import transformers
-
-        getattr(transformers, CASES[name][1]["model"])
-    elif function is geometric:
-        import torch_geometric.nn  # noqa: F401
-    elif function in (vision, segmentation):
-        import torchvision  # noqa: F401
+    imported(*CASES[name])
 
 
 def build(device, name):

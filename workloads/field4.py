@@ -18,7 +18,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 from field import (  # noqa: E402
-    ADAM, ADAMW, BERT, FUSED, LLM, classes, hf, masked, pixels, scenes, segmentation, stepper, text, vision, waves,
+    ADAM, ADAMW, BERT, FUSED, LLM, classes, hf, imported, masked, named, pixels, scenes, segmentation, stepper,
+    text, vision, waves,
 )  # fmt: skip
 
 
@@ -311,21 +312,12 @@ CASES = {
     "hubert_b6_amp": (hf, dict(config="HubertConfig", model="HubertForSequenceClassification", batch_of=waves(6, 48000), **SPEECH)),
 }  # fmt: skip
 
-CASES = {
-    name: (function, {"precision": name.removesuffix("_cl").rsplit("_", 1)[1], **options})
-    for name, (function, options) in CASES.items()
-}
+CASES = named(CASES)
 
 
 def prepare(name):
     """Import what a case needs, before it has the GPU."""
-    function = CASES[name][0]
-    if function is hf:
-        import transformers
-
-        getattr(transformers, CASES[name][1]["model"])
-    elif function in (vision, segmentation):
-        import torchvision  # noqa: F401
+    imported(*CASES[name])
 
 
 def build(device, name):
