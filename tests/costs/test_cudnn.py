@@ -67,6 +67,9 @@ def test_nobody_is_asked_when_it_is_off(place: pytest.MonkeyPatch) -> None:
     assert with_engines([CALL], H200) == [CALL]
     said = note(0.5, H200)
     assert "PRESAGE_CUDNN=off" in said and "guessed" in said and "unset" in said
+    place.setenv("PRESAGE_CUDNN", "/nowhere")
+    libraries.cache_clear()
+    assert "cuDNN is not there (PRESAGE_CUDNN=/nowhere)" in note(0.5, H200)
     place.setattr(cudnn, "find_spec", lambda _: None)
     place.delenv("PRESAGE_CUDNN")
     libraries.cache_clear()

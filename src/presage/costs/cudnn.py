@@ -79,8 +79,9 @@ def note(share: float, gpu: Gpu) -> str:
     why, remedy = "cuDNN is not installed", "pip install 'presage[cudnn]' lets presage ask it, without a GPU"
     if can_ask(gpu):
         why = "cuDNN is installed but plans nothing here"
-    elif os.environ.get(PLACE) == "off":
-        why, remedy = f"cuDNN is not asked ({PLACE}=off)", "unset it where cuDNN is installed"
+    elif place := os.environ.get(PLACE):
+        why = f"cuDNN is {'not asked' if place == 'off' else 'not there'} ({PLACE}={place})"
+        remedy = "unset it, or name the folder with libcudnn.so.9 and libcublasLt.so"
     return (
         f"convolutions ({share:.0%} of GPU time): {why}, so its engines are guessed from the sizes, and one call in "
         f"ten is more than 40% off; {remedy}"
