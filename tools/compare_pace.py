@@ -2,7 +2,9 @@
 
     python tools/compare_pace.py           # data/h200_field: paced*.json (tools/record_paced.py) against earlier days
 
-`states`: views by probe, which a shared processor runs at full or at half speed. `within`: stretches of half a second
+`states`: views by probe, which a shared processor runs at full or at half speed. `processes`: how far the fastest tenth
+of calls and the mean of small steps differ between processes, and what a small step takes (reference of
+src/presage/hardware/hosts/h200_host.toml, times that machine's pace). `within`: stretches of half a second
 of one process. `between`: host-bound steps measured twice, each pair of measurements brought to the same mean; `even`:
 the later one divided by the pace of the small training step beside it.
 """
@@ -44,6 +46,16 @@ def states(rows: Iterable[Mapping[str, Any]]) -> None:
     print(f"{np.median(us[slow]):.2f} us; between 1.7 and 2.1 us {np.mean((us > 1.7) & (us < 2.1)):.0%}")
 
 
+def processes(rows: Iterable[Mapping[str, Any]]) -> None:
+    rows = list(rows)
+    for part in ("add", "linear"):
+        fast = [np.log(np.quantile([passed[0] for p in r["probes"] for passed in p[part]], 0.1)) for r in rows]
+        print(f"{part}: fastest tenth by process: standard deviation {np.std(fast):.3f}")
+    for part in ("dense_step", "conv_step"):
+        last = np.mean([p[part][-1][0] for r in rows for p in r["probes"]])
+        print(f"{part}: last passes {last:.0f} us; by process {np.std([pace(r, part) for r in rows]):.3f}")
+
+
 def within(rows: Iterable[Mapping[str, Any]]) -> None:
     logs = [np.log([s["step_ms"] for s in r["stretches"]]) for r in rows]
     print(f"stretches of half a second: standard deviation {np.sqrt(np.mean([x.var(ddof=1) for x in logs])):.3f}")
@@ -65,6 +77,7 @@ def main() -> None:
     active = {n: r["gpu_active_ms"] for n, r in (first | second).items()}
     bound = {n: r for n, r in paced.items() if active[n] < HOST_BOUND * r["step_ms"]}
     states(paced.values())
+    processes(paced.values())
     within(bound.values())
     mean = np.mean([pace(r) for r in paced.values()])
     later = {n: r["step_ms"] for n, r in bound.items()}

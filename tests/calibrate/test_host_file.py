@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from pathlib import Path
 
 import pytest
 
 from presage.costs.host_factors import factors_of_host
 from presage.errors import PresageError
-from presage.hardware.host import COSTS, cost_name, host, read_host
+from presage.hardware.host import COSTS, STEPS, cost_name, host, read_host
 from presage_fit.calibrate import __main__ as calibrate
 from presage_fit.calibrate import host_file
 
 PACK = Path(__file__).resolve().parents[2] / "data" / "h200_pack"
+LINUX = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are moved on Linux alone")
 PACK_ROWS = json.loads((PACK / "host.json").read_text())
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ROUNDS", 2), ("LOOPS", 2), ("SECONDS", 5e-5), ("CHAIN", 20)):
+    for name, value in (("ROUNDS", 2), ("LOOPS", 2), ("SECONDS", 5e-5), ("CHAIN", 20), ("PLACES", 3)):
         monkeypatch.setattr(host_file, name, value)
 
 
@@ -45,6 +48,29 @@ def test_calls_that_launch_kernels_take_turns_too() -> None:
     assert {f"{name}_us" for name in timers} == {cost_name(row["op"]) for row in PACK_ROWS}
     assert all(len(timer()) == host_file.LOOPS for timer in timers.values())
     assert len(waits) > len(timers) * host_file.LOOPS  # what is launched is waited for between loops
+
+
+@LINUX
+@pytest.mark.usefixtures("quick")
+def test_small_steps_run_in_many_places() -> None:
+    torch = pytest.importorskip("torch")
+    threads, waits, allowed = torch.get_num_threads(), list[int](), os.sched_getaffinity(0)
+    torch.set_num_threads(1)
+    try:
+        places = host_file.small_steps(torch, "cpu", lambda: waits.append(1))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(places) == 3 and len(waits) == 3 * host_file.PASSES * len(STEPS)
+    assert all(set(place) == set(STEPS) and min(place.values()) > 0 for place in places)
+    assert os.sched_getaffinity(0) == allowed and {f"{name}_us" for name in STEPS} < set(host("h200_host").costs)
+
+
+@LINUX
+def test_a_call_runs_on_one_processor_and_may_then_leave_it() -> None:
+    allowed, seen = os.sched_getaffinity(0), list[set[int]]()
+    host_file.elsewhere([lambda: seen.append(os.sched_getaffinity(0))] * 40, random.Random(0))
+    assert all(len(cpus) == 1 and cpus <= allowed for cpus in seen) and set.union(*seen) == allowed
+    assert os.sched_getaffinity(0) == allowed
 
 
 @pytest.mark.usefixtures("quick")

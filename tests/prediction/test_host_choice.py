@@ -78,7 +78,7 @@ def test_more_evidence_leaves_less_unknown(tmp_path: Path) -> None:
 
 
 def test_other_work_during_some_of_the_calls_is_not_a_slower_host() -> None:
-    launching = [n for n in host("h200_host").costs if n.startswith("gpu_")]
+    launching = [n for n in host("h200_host").costs if n.startswith("gpu_") and not n.startswith("gpu_step")]
     reference = host("h200_host").costs
     disturbed = {n: reference[n] * (1.2 if k % 3 else 2.0) for k, n in enumerate(launching)}
     found = factors_of_costs(disturbed, "x")
@@ -112,6 +112,22 @@ def test_of_calls_in_rounds_the_median_counts(tmp_path: Path) -> None:
         before = tmp_path / path.name
         before.write_text(path.read_text().replace("version = 2", "version = 1"))
         assert factors_of_host(host(str(before))).taken.main < steps - 0.03
+
+
+def test_small_steps_tell_more_than_calls(tmp_path: Path) -> None:
+    """They count alone: calls are the fastest tenth in one place, where steps meet slow processors and fast ones."""
+    costs = {n: 0.7 * s for n, s in host("h200_host").costs.items()} | {
+        n: 0.9 * host("h200_host").costs[n] for n in ("gpu_step_dense_us", "gpu_step_conv_us")
+    }
+    found, calls = (
+        factors_of_costs(costs, "x"),
+        factors_of_costs({k: v for k, v in costs.items() if "step" not in k}, "x"),
+    )
+    assert found.calls == 2 and found.measured.main == pytest.approx(0.9)
+    assert found.machine_sd < calls.machine_sd and abs(found.taken.main - 0.9) < 0.02
+    path = written(tmp_path / "steps.toml", 0.9, ("view_us", "gpu_step_dense_us", "gpu_step_conv_us"))
+    path.write_text(path.read_text().replace("version = 1", "version = 3"))
+    assert chosen_host(str(path), USUAL).factors.main == pytest.approx(found.taken.main)
 
 
 def test_one_odd_call_does_not_decide() -> None:

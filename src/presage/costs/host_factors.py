@@ -20,7 +20,7 @@ import numpy as np
 from presage.errors import InputError
 from presage.files.decoding import convert_record
 from presage.files.reading import read_json, shipped_toml
-from presage.hardware.host import COSTS, US, Host, cost_name, host
+from presage.hardware.host import COSTS, STEPS, US, Host, cost_name, host
 
 REFERENCE = "h200_host"
 PACK_FILE = "host.json"
@@ -35,7 +35,9 @@ class HostSpread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     unknown_sd: float  # of hosts
     reference_sd: float  # of the reference, from time to time
+    small_steps_sd: float  # of a step against small training steps
     launching_sd: float  # of a step against calls that launch kernels
+    placement_sd: float  # of these calls, by where the process that measured them ran
     views_sd: float  # of a step against calls that launch nothing
     traced_sd: float  # of a step against the overheads of a trace
 
@@ -85,16 +87,18 @@ def factors_of_host(found: Host, path: str | Path = "") -> MeasuredFactors:
 
 
 def factors_of_costs(costs: Mapping[str, float], path: str | Path, quantile: float = LOW) -> MeasuredFactors:
-    """Factors by seconds of calls; `quantile`: of the ratios of those that launch kernels."""
+    """Factors by seconds of small steps, else of calls that launch kernels (quantile of their ratios), else of all."""
     reference, spread = host(REFERENCE).costs, host_spread()
     common = [name for name in COSTS if name in costs and name in reference]
     if not common:
         raise InputError(path, "has no call that the reference has: measure it with presage calibrate --host FILE.toml")
-    launching = [name for name in common if name.startswith("gpu_")]
-    ratios = [math.log(costs[name] / reference[name]) for name in launching or common]
+    steps = [name for name in common if name.removesuffix("_us") in STEPS]
+    launching = [] if steps else [name for name in common if name.startswith("gpu_")]
+    ratios = [math.log(costs[name] / reference[name]) for name in steps or launching or common]
     factor = math.exp(float(np.quantile(ratios, quantile if launching else MIDDLE)))
-    error = math.hypot(spread.reference_sd, spread.launching_sd if launching else spread.views_sd)
-    return shrunk(HostFactors(factor, factor, factor), error, len(launching or common))
+    sds = (spread.launching_sd, spread.placement_sd) if launching else (spread.views_sd,)
+    error = spread.small_steps_sd if steps else math.hypot(spread.reference_sd, *sds)
+    return shrunk(HostFactors(factor, factor, factor), error, len(ratios))
 
 
 # ---- the host of a calibration pack

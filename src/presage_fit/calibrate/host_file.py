@@ -4,6 +4,7 @@ Every figure is the fastest tenth of short loops that take turns with those of a
 machine, which comes and goes, counts little. It is processor time of the calling thread; of calls that launch kernels,
 which wait for a GPU and for the autograd thread, elapsed time. Calls are those of `host` (a pack's host.json) where a
 GPU is not needed; where there is one, those that launch kernels too. The file is one of `presage.hardware.host`.
+Small training steps on a GPU are the mean over many processors instead, as some are slow for seconds at a time.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from presage.errors import PresageError
 from presage.files import write_whole
 from presage.files.writing import check_writable
-from presage.hardware.host import VERSION, cost_name
+from presage.hardware.host import STEPS, VERSION, cost_name
 from presage_fit.calibrate.host import backward_ops, small_ops
 
 Call = Callable[[], Any]
@@ -32,10 +37,12 @@ CHAIN = 200  # ops of a backward pass
 FASTEST, USUAL = 0.1, 0.75  # quantiles of the loops: the figure, and what a busy machine shows
 BUSY = 1.5  # their ratio, above which the host's pace changed: other work on the machine, or others on its processor
 TENSORS = 30  # of an optimizer's step
+TASKS = Path("/proc/self/task")  # threads of this process, where the operating system is Linux
+PLACES, PASSES = 120, 3  # where small steps run, and how often in each
 
 
-def measure_host(torch: Any, tell: Callable[[str], None]) -> tuple[dict[str, float], bool]:
-    """Microseconds by figure, and whether the host's pace changed meanwhile."""
+def measure_host(torch: Any, tell: Callable[[str], None]) -> tuple[dict[str, float], bool, list[dict[str, float]]]:
+    """Microseconds by figure, whether the host's pace changed meanwhile, and small steps by place."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -43,14 +50,16 @@ def measure_host(torch: Any, tell: Callable[[str], None]) -> tuple[dict[str, flo
         if torch.cuda.is_available():
             timers = {**launching_timers(torch, "cuda", torch.cuda.synchronize), **timers}
         rounds = [{name: timer() for name, timer in timers.items()} for _ in range(ROUNDS)]
+        places = small_steps(torch, "cuda", torch.cuda.synchronize) if torch.cuda.is_available() else []
     finally:
         torch.set_num_threads(threads)
     near = f"on {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "without a GPU"
     tell(f"{len(timers)} calls measured {near}")
     loops = {name: sorted(us for one in rounds for us in one[name]) for name in timers}
     us = {f"{name}_us": _quantile(values, FASTEST) for name, values in loops.items()}
+    us |= {f"{name}_us": fmean(place[name] for place in places) for name in STEPS if places}
     slower = sorted(_quantile(values, USUAL) / _quantile(values, FASTEST) for values in loops.values())
-    return us, _quantile(slower, 0.5) > BUSY
+    return us, _quantile(slower, 0.5) > BUSY, places
 
 
 def _calls(torch: Any) -> Iterator[tuple[str, Call]]:
@@ -104,14 +113,7 @@ def _tiny_step(torch: Any) -> Call:
     nn = torch.nn
     parts = [nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)]
     model, x = nn.Sequential(*parts, nn.Linear(4, 1)), torch.randn(2, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-    return step
+    return _trained(torch, [model], lambda: model(x))
 
 
 def _backward(torch: Any) -> Iterator[tuple[str, Timer]]:
@@ -130,6 +132,57 @@ def launching_timers(torch: Any, device: str, wait: Call) -> dict[str, Timer]:
     x, w = (torch.randn(64, 64, device=device, requires_grad=True) for _ in range(2))
     nodes = backward_ops(torch, w)
     return calls | {_figure(n): partial(_chain, x, grow, time.perf_counter, wait) for n, grow in nodes.items()}
+
+
+def small_steps(torch: Any, device: str, wait: Call) -> list[dict[str, float]]:
+    """Microseconds to issue training steps of small nets (tools/record_paced.py has them too), in many places."""
+    nn, rng, places = torch.nn, random.Random(0), []
+    with torch.device(device):
+        mlp = [(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.Dropout(0.1)) for _ in range(6)]
+        conv = [(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(8)]
+        rows, images = torch.randn(8, 64), torch.randn(2, 8, 8, 8)
+
+    def output(blocks: Sequence[Sequence[Any]], x: Any, half: bool) -> Any:
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            return reduce(lambda h, block: h + reduce(lambda y, part: part(y), block, h), blocks, x)
+
+    nets = ((mlp, rows, False), (conv, images, True))
+    steps = [_trained(torch, chain(*net[0]), partial(output, *net)) for net in nets]
+    for _ in range(PLACES):
+        elsewhere(steps, rng)
+        took = [[_elapsed(step, wait) for step in steps] for _ in range(PASSES)]
+        places.append(dict(zip(STEPS, map(median, zip(*took, strict=True)), strict=True)))
+    return places
+
+
+def _elapsed(call: Call, wait: Call) -> float:
+    """Microseconds of a call that starts with the GPU at rest."""
+    wait()
+    start = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def _trained(torch: Any, modules: Iterable[Any], output: Callable[[], Any]) -> Call:
+    """A training step of modules, for the mean square of an output."""
+    optimizer = torch.optim.AdamW([p for module in modules for p in module.parameters()], lr=1e-4, foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        output().float().square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def elsewhere(calls: Iterable[Call], rng: random.Random) -> None:
+    """Run calls, each with all threads of this process on processors drawn at random; then let them go."""
+    allowed = os.sched_getaffinity(0) if TASKS.is_dir() else {0}
+    for call in (*calls, _nothing):
+        for path in TASKS.iterdir() if TASKS.is_dir() else ():
+            with suppress(OSError):  # a thread that ended meanwhile
+                os.sched_setaffinity(int(path.name), allowed if call is _nothing else {rng.choice(sorted(allowed))})
+        call()
 
 
 def _figure(op: str) -> str:
@@ -199,7 +252,7 @@ def processor() -> str:
 def host_toml(us: Mapping[str, float], name: str, source: str, date: str) -> str:
     """The text of a host's file."""
     lines = [
-        "# A host: what single calls cost its processor, in microseconds (fastest tenth of many loops).",
+        "# A host: what single calls cost its processor, in microseconds (fastest tenth of loops; small steps: mean).",
         "# presage predict --host THIS_FILE scales the host times of the reference (presage hosts h200_host) by it.",
         f"version = {VERSION}",
         f"name = {json.dumps(name)}",
@@ -226,7 +279,7 @@ def calibrate_host(out: Path, tell: Callable[[str], None]) -> dict[str, Any]:
             "measuring a host needs torch (its CPU build is enough): pip install 'presage[torch]'"
         ) from e
     start = time.perf_counter()
-    us, busy = measure_host(torch, tell)
+    us, busy, places = measure_host(torch, tell)
     seconds = time.perf_counter() - start
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     near = f" beside one {gpu}" if gpu else ""
@@ -234,4 +287,5 @@ def calibrate_host(out: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     source += f"; {gpu or 'no GPU'}{'; its pace changed meanwhile' if busy else ''}"
     name = f"{os.cpu_count() or 1} CPUs of {processor()}{near}"
     write_whole(out, host_toml(us, name, source, time.strftime("%Y-%m-%d")).encode())
-    return {"kind": "host", "out": os.fspath(out), "name": name, "gpu": gpu, "busy": busy, "seconds": seconds, "us": us}
+    found = {"gpu": gpu, "busy": busy, "seconds": seconds, "us": us, "places": places}
+    return {"kind": "host", "out": os.fspath(out), "name": name, **found}
