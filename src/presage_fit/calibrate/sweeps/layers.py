@@ -86,8 +86,8 @@ def _sides(rng: np.random.Generator, most: float) -> list[int]:
     return [int(s) for s in rng.permutation(out)]
 
 
-def _broadcast(rng: np.random.Generator) -> dict[str, Any]:
-    shape = _sides(rng, float(log_int(rng, 1e4, 1e8)))
+def _broadcast(rng: np.random.Generator, least: float = 1e4, most: float = 1e8) -> dict[str, Any]:
+    shape = _sides(rng, float(log_int(rng, least, most)))
     ones = [[bool(rng.random() < 0.3) for _ in shape] if rng.random() < 0.7 else [False] * len(shape) for _ in range(2)]
     return {
         "op": near(rng, {"mul": 0.5, "add": 0.3, "sub": 0.1, "div": 0.1}),
@@ -99,8 +99,8 @@ def _broadcast(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def _sum(rng: np.random.Generator) -> dict[str, Any]:
-    shape = _sides(rng, float(log_int(rng, 1e4, 1.5e8)))
+def _sum(rng: np.random.Generator, least: float = 1e4, most: float = 1.5e8) -> dict[str, Any]:
+    shape = _sides(rng, float(log_int(rng, least, most)))
     dims = [i for i in range(len(shape)) if rng.random() < 0.35] or [int(rng.integers(len(shape)))]
     return {
         "op": near(rng, {"sum": 0.75, "mean": 0.15, "amax": 0.1}),
@@ -172,6 +172,15 @@ def sample_layers(rng: np.random.Generator) -> dict[str, Any]:
     return {"what": what, **DRAWS[what][0](rng)}
 
 
+def sample_large(rng: np.random.Generator) -> dict[str, Any]:
+    """Broadcasts and sums of 0.1 to 0.8 billion numbers, half of them in another order of memory."""
+    what = near(rng, {"broadcast": 0.45, "sum": 0.55})
+    while np.prod((p := (_broadcast if what == "broadcast" else _sum)(rng, 1e8, 8e8))["shape"]) < 1e8:
+        pass  # many small dimensions, which are drawn often, multiply to less
+    order = [int(i) for i in rng.permutation(len(p["shape"]))] if rng.random() < 0.5 else None
+    return {"what": what, **p, "order": order}
+
+
 def build_batch_norm(torch: Any, p: dict[str, Any]) -> Parts:
     x, c = tensor(torch, p["shape"], p["dtype"]), p["shape"][1]
     if p["channels_last"]:
@@ -200,7 +209,7 @@ def build_layer_norm(torch: Any, p: dict[str, Any]) -> Parts:
 def build_broadcast(torch: Any, p: dict[str, Any]) -> Parts:
     kinds = (p["dtype"], "float32" if p["mixed"] else p["dtype"])
     shapes = [[1 if one_ else n for n, one_ in zip(p["shape"], ones, strict=True)] for ones in p["ones"]]
-    x, y = (tensor(torch, s, kind) for s, kind in zip(shapes, kinds, strict=True))
+    x, y = (tensor(torch, s, kind, order=p.get("order")) for s, kind in zip(shapes, kinds, strict=True))
     if p["swap"]:
         y = tensor(torch, [*shapes[1][:-2], shapes[1][-1], shapes[1][-2]], kinds[1]).transpose(-1, -2)
     f = getattr(torch, p["op"])
@@ -208,7 +217,7 @@ def build_broadcast(torch: Any, p: dict[str, Any]) -> Parts:
 
 
 def build_sum(torch: Any, p: dict[str, Any]) -> Parts:
-    x, f = tensor(torch, p["shape"], p["dtype"]), getattr(torch, p["op"])
+    x, f = tensor(torch, p["shape"], p["dtype"], order=p.get("order")), getattr(torch, p["op"])
     if p["swap"]:
         x = x.transpose(0, -1)
     return one(lambda: f(x, p["dims"]))
@@ -248,4 +257,4 @@ def build_layers(torch: Any, p: dict[str, Any]) -> Parts:
     return BUILDS[p["what"]](torch, p)
 
 
-FAMILIES = {"layers": (sample_layers, build_layers, 4000)}
+FAMILIES = {"layers": (sample_layers, build_layers, 4000), "large": (sample_large, build_layers, 1200)}

@@ -57,6 +57,42 @@ def build_norm(torch: Any, p: dict[str, Any]) -> Parts:
     return both_ways(torch, lambda: m(x), [x, *m.parameters()])
 
 
+FEW = (1, 2, 3, 4, 6, 8, 8, 12, 16, 16, 16, 24, 24, 32, 32, 32, 40, 48, 64, 64, 64, 72, 80, 96, 112, 128, 192, 256)
+SIDES = {1: (256, 200_000), 2: (14, 512), 3: (8, 160)}
+
+
+def sample_planes(rng: np.random.Generator) -> dict[str, Any]:
+    """Few channels over large planes, as first layers, volumes and sequences have them: few blocks do all the work."""
+    while True:
+        dims, n, channels = near(rng, {1: 0.15, 2: 0.55, 3: 0.3}), log_int(rng, 1, 512), int(pick(rng, FEW))
+        size = [log_int(rng, *SIDES[dims])] * dims
+        if dims == 3 and rng.random() < 0.4:
+            size[0] = int(pick(rng, (4, 8, 16, 32)))
+        if 2e4 < n * channels * float(np.prod(size)) < 2.5e8:
+            break
+    return {
+        "what": near(rng, {"batch": 0.88, "instance": 0.12}),
+        "dtype": near(rng, {"float32": 0.38, "bfloat16": 0.47, "float16": 0.15}),
+        "n": n,
+        "channels": channels,
+        "size": size,
+        "channels_last": bool(dims > 1 and rng.random() < 0.55),
+        "mixed": bool(rng.random() < 0.9),
+    }
+
+
+def build_planes(torch: Any, p: dict[str, Any]) -> Parts:
+    nn, dims = torch.nn, len(p["size"])
+    x = tensor(torch, (p["n"], p["channels"], *p["size"]), p["dtype"])
+    if p["channels_last"]:
+        x = x.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+    make = getattr(nn, f"{'Batch' if p['what'] == 'batch' else 'Instance'}Norm{dims}d")
+    weights = torch.float32 if p["mixed"] and p["what"] == "batch" else getattr(torch, p["dtype"])
+    m = make(p["channels"], affine=True, device="cuda", dtype=weights)
+    x.requires_grad_(True)
+    return both_ways(torch, lambda: m(x), [x, *m.parameters()])
+
+
 def sample_softmax(rng: np.random.Generator) -> dict[str, Any]:
     what = near(rng, {
         "softmax": 0.3, "log_softmax": 0.16, "cross_entropy": 0.2, "softmax_to_float": 0.08, "nll": 0.04, "bce": 0.07,
@@ -99,4 +135,8 @@ def build_softmax(torch: Any, p: dict[str, Any]) -> Parts:
     return both_ways(torch, lambda: losses[what](x, other), [x])
 
 
-FAMILIES = {"norm": (sample_norm, build_norm, 3500), "softmax": (sample_softmax, build_softmax, 2000)}
+FAMILIES = {
+    "norm": (sample_norm, build_norm, 3500),
+    "softmax": (sample_softmax, build_softmax, 2000),
+    "planes": (sample_planes, build_planes, 3000),
+}
