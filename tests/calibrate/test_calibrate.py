@@ -29,6 +29,10 @@ SEEDS |= {
     "recurrent_more": [(s, 600) for s in (303, 304, 305, 306, 308, 309, 310)],
     "conv_library": [(s, 2700 if s in (501, 508) else 2600) for s in range(501, 511)],
     "places": [(s, 2200) for s in range(301, 310)],
+    "gemm": [(0, 20_000), (9301, 13_300), (9302, 13_100)],
+    "conv_ends": [(9401, 3100), (9402, 2900), (9403, 2900)],
+    "planes": [(9501, 3000)],
+    "large": [(9601, 1200)],
     "conv_volumes": [(s, {602: 3000, 603: 3000, 604: 3000, 609: 3200}.get(s, 3100)) for s in range(600, 610)],
 }
 ALONE = {  # later, timed one process at a time
