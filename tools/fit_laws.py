@@ -1,6 +1,6 @@
-"""Fit the weights inside the laws of lookups, index ops, sorts, recurrent nets and resampling from a calibration pack.
+"""Fit the weights inside the laws of several families (see LAWS) from a calibration pack.
 
-    python tools/fit_laws.py data/h200_pack [embedding index sort rnn resample]
+    python tools/fit_laws.py data/h200_pack [embedding index sort rnn pool resample]
 
 Such a law is a sum of physical parts with a weight each, by the path an op takes. The weights are found by least
 squares of ln(time) over the rows that are not held out, and printed beside those in the module: put them there, and fit
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from presage.costs.call import Call
-from presage.costs.families import FAMILIES, embedding, index, resample, rnn, sort
+from presage.costs.families import FAMILIES, embedding, index, pool, resample, rnn, sort
 from presage.costs.families.common import fitted_numbers
 from presage.costs.rates import Rates
 from presage.hardware import gpu
@@ -48,10 +48,16 @@ def _resample(call: Call, rates: Rates) -> tuple[str, list[float]]:
     return f"{r.name.removeprefix('aten::')} {layout} {r.width}", resample.parts(r, rates)
 
 
+def _pool(call: Call, rates: Rates) -> tuple[str, list[float]]:
+    p = pool.pool(call)
+    return f"{p.path} {2 if p.width == 2 else 4}", pool.parts(p, rates)
+
+
 LAWS: dict[str, tuple[Parts, dict[str, tuple[float, ...]]]] = {
     "embedding": (_embedding, embedding.WEIGHTS),
     "index": (_index, index.WEIGHTS),
     "sort": (lambda call, rates: (sort.path(call), sort.parts(call, rates)), sort.WEIGHTS),
+    "pool": (_pool, fitted_numbers("pool")["weights"]),
     "resample": (_resample, fitted_numbers("resample")["weights"]),
     "rnn": (lambda call, rates: (rnn.path(call), rnn.parts(call, rates)), rnn.WEIGHTS),
 }

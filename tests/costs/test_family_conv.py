@@ -191,7 +191,7 @@ def samples() -> dict[str, list[fit.KernelSample]]:
     ("name", "rounds", "typical", "most"),
     [
         pytest.param("conv", 600, 0.18, 0.75, marks=pytest.mark.slow),
-        ("pool", 300, 0.09, 0.55),
+        ("pool", 300, 0.05, 0.25),
     ],
 )
 def test_error_on_held_out_draws(
