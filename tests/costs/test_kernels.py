@@ -18,6 +18,7 @@ from presage.costs.calibrated_kernels import CallTime, call_times
 from presage.costs.call import Call, Shape
 from presage.costs.families import BY_OP, FAMILIES
 from presage.costs.families.copy import strided
+from presage.costs.families.rnn import rnn
 from presage.costs.kernel_files import load, save
 from presage.costs.kernel_model import OpTime, Power, slowdown
 from presage.errors import PresageError
@@ -215,3 +216,29 @@ def test_joining_channels_last_images_takes_as_long_as_joining_their_rows() -> N
     assert last == joined((320 * 320 * 64, 320 * 64, 64, 1), (8, 320, 320, 64), 3)
     assert joined((64, 1), (8, 64), 1)[0].name == "aten::cat"
     assert joined((1, 8), (8, 64), 1)[0].name == "aten::copy_", "other layouts run a strided copy"
+
+
+def recurrent(x: tuple[int, ...], alive: tuple[int, ...] = ()) -> Call:
+    """An LSTM of 256 units, both ways, over a batch of 32; `alive`: packed sequences at each step."""
+    hidden = Shape((2, 32, 256), (8192, 256, 1), "float32")
+    inputs = (
+        matrix(*x, "float32") if len(x) == 2 else Shape(x, (x[1] * x[2], x[2], 1), "float32"),
+        (),
+        4,
+        None,
+        hidden,
+    )
+    return Call("aten::_cudnn_rnn", (*inputs, hidden, 2, 256, 0, 1, False, 0.0, True, True, alive))
+
+
+def test_packed_sequences_take_the_steps_of_the_longest() -> None:
+    whole, packed, shorter = (
+        recurrent((80, 32, 512)),
+        recurrent((2560, 512), (32,) * 80),
+        recurrent((1280, 512), (16,) * 80),
+    )
+    assert rnn(packed) == rnn(whole) and rnn(shorter).steps == 80 and rnn(shorter).batch == 16
+    assert rnn(recurrent((2560, 512))) == rnn(whole)  # a trace does not tell them: all as long
+    assert BY_OP["aten::_cudnn_rnn"].law(packed, load("h200").rates) == BY_OP["aten::_cudnn_rnn"].law(
+        whole, load("h200").rates
+    )

@@ -43,8 +43,25 @@ def test_scratch_of_layers_that_were_held_out() -> None:
 SIZE = {"hidden": 64, "steps": 100, "batch": 32, "features": 48}
 
 
-def scratch(x: Tensor, *, batch_first: bool) -> tuple[int, ...]:
-    rest: list[Any] = [[], 4, None, None, None, 3, SIZE["hidden"], 0, 1, batch_first, 0.0, True, False, [], None]
+def scratch(x: Tensor, *, batch_first: bool = False, alive: list[int] | None = None) -> tuple[int, ...]:
+    """`alive`: packed sequences at each step."""
+    rest: list[Any] = [
+        [],
+        4,
+        None,
+        None,
+        None,
+        3,
+        SIZE["hidden"],
+        0,
+        1,
+        batch_first,
+        0.0,
+        True,
+        False,
+        alive or [],
+        None,
+    ]
     return transient(*one_op("aten::_cudnn_rnn", [x, *rest]))
 
 
@@ -54,3 +71,9 @@ def test_sequences_not_in_the_order_of_time_are_copied(batch_first: bool) -> Non
     x = tensor(0, (batch, steps, features) if batch_first else (steps, batch, features))
     own = Recurrent(3, steps, batch, features, SIZE["hidden"], 1, 1, 4).scratch
     assert scratch(x, batch_first=batch_first) == ((x.nbytes, own) if batch_first else (own,))
+
+
+def test_packed_sequences_take_as_much_as_the_longest() -> None:
+    alive = [32] * 60 + [20] * 40
+    own = Recurrent(3, 100, 32, SIZE["features"], SIZE["hidden"], 1, 1, 4).scratch
+    assert scratch(tensor(0, (sum(alive), SIZE["features"])), alive=alive) == (own,)

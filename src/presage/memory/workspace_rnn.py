@@ -95,16 +95,22 @@ def of(graph: Graph, op: Op) -> Recurrent | None:
     mode, hidden, layers = (argument(op, name, place + shift) for name, place in places)
     if not (isinstance(mode, int) and isinstance(hidden, int) and isinstance(layers, int)):
         return None
-    if not x or len(x[0].shape) != 3 or mode not in KEPT:
+    if not x or len(x[0].shape) not in (2, 3) or mode not in KEPT:
         return None
-    steps, batch, features = _time_major(op, x[0]).shape
+    *lengths, features = _time_major(op, x[0]).shape
+    if len(lengths) == 1:  # packed sequences, held as long as the longest: how many there are at each step
+        alive = argument(op, "batch_sizes", 14 + shift)
+        if not isinstance(alive, list) or not alive:
+            return None
+        lengths = [len(alive), max(alive)]
+    steps, batch = lengths
     both = 2 if argument(op, "bidirectional", 13 + shift) is True else 1
     return Recurrent(mode, steps, batch, features, hidden, layers, both, x[0].itemsize, x[0].dtype == "bfloat16")
 
 
 def _time_major(op: Op, t: Tensor) -> Tensor:
     """A sequence as cuDNN reads it: time steps first."""
-    if argument(op, "batch_first", 14 if op.name.endswith("backward") else 10) is not True:
+    if len(t.shape) != 3 or argument(op, "batch_first", 14 if op.name.endswith("backward") else 10) is not True:
         return t
     (a, b, *rest), (m, n, *steps) = t.shape, t.strides
     return replace(t, shape=(b, a, *rest), strides=(n, m, *steps))

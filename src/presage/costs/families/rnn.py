@@ -51,10 +51,21 @@ def rnn(call: Call) -> Rnn:
     x = call.tensors[0]
     first, second = x.sizes[:2]
     steps, batch = (second, first) if call.number(at + 4) else (first, second)
+    if len(x.sizes) == 2:
+        steps, batch = packed_sequences(call, first, at + 8)
     mode, hidden, layers = int(call.number(at)), int(call.number(at + 1)), int(call.number(at + 3))
     return Rnn(
         steps, batch, x.sizes[-1], hidden, max(1, layers), 1 + int(call.number(at + 7)), GATES.get(mode, 4), x.width
     )
+
+
+def packed_sequences(call: Call, rows: int, place: int) -> tuple[int, int]:
+    """Steps of the longest of packed sequences, and how many sequences a step has on average. A profiler's trace does
+    not tell them: there all are taken to be as long, as many as the hidden state has."""
+    alive, hidden = call.numbers(place), call.shape(4)
+    count = hidden.sizes[1] if hidden is not None and len(hidden.sizes) == 3 else 1
+    steps = len(alive) or ceil(rows / max(1, count))
+    return steps, max(1, round(rows / steps))
 
 
 def path(call: Call) -> str:
