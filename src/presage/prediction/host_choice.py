@@ -32,17 +32,17 @@ ASSUMED = "--host FILE or NAME for yours (see `presage hosts`)"
 
 
 def assumed_host(usual: HostModel) -> HostModel:
-    """The host of a prediction for which none was given: the reference."""
+    """The host of a prediction for which none was given: the reference, which the user's own may differ from as much as
+    hosts do."""
     note = f"host unknown: taken as {host(REFERENCE).name}; {ASSUMED}"
-    return replace(usual, name=REFERENCE, note=note, assumed=True)
+    return replace(usual.on_host(SAME, host_spread().unknown_sd, REFERENCE, note), assumed=True)
 
 
 def chosen_host(name: str, usual: HostModel) -> HostModel:
     """The model of the host that a user names."""
     path = Path(name)
     if name == UNKNOWN:
-        sd = host_spread().unknown_sd
-        return replace(usual.on_host(SAME, sd, UNKNOWN, f"host unknown: that of {REFERENCE}, or another"), assumed=True)
+        return assumed_host(usual)
     if path.name == PACK_FILE or path.is_dir():
         return of_pack(path.parent if path.name == PACK_FILE else path, usual)
     if not name.endswith(".toml"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from presage.costs.closed_form import ClosedFormKernels
 from presage.costs.cudnn import note
-from presage.costs.host_factors import PACK_FILE, REFERENCE
+from presage.costs.host_factors import PACK_FILE
 from presage.costs.host_model import HostModel, host_model
 from presage.costs.kernel_files import CALIBRATED, is_pack, load
 from presage.costs.kernel_model import KernelModel, OpTime, slowdown, throttled
@@ -53,7 +53,7 @@ class Machine:
 
     def host_notes(self, bound: str) -> tuple[str, ...]:
         """Which host is assumed, where that decides."""
-        return (self.host.note,) if self.host.assumed and (bound == "host" or self.host.name != REFERENCE) else ()
+        return (self.host.note,) if self.host.assumed and bound == "host" else ()
 
 
 def machine(gpu: str | Path = "h200", host: str | Path | None = None) -> Machine:
