@@ -76,7 +76,7 @@ def joined(first: Trees, more: Trees, where: Sequence[tuple[int, float, bool]]) 
     """The sum of both, of `more` only in rows where each (feature, threshold, whether it lies above) of `where` holds:
     every tree of it gets these splits above its root, with leaves of zero beside them."""
     left, right = sum(above for _, _, above in where), sum(not above for _, _, above in where)  # leaves of zero
-    before = [node for _, _, above in where for node in ([True, False] if above else [True])]
+    before = np.array([node for _, _, above in where for node in ([True, False] if above else [True])], bool)
     lowest = np.minimum(0, np.minimum.accumulate(np.cumsum(np.where(more.splits, 1, -1))))
     ends = np.flatnonzero(np.diff(lowest, prepend=0) < 0) + 1  # a tree has one leaf more than splits
     trees = np.split(more.splits, ends[:-1])
@@ -88,7 +88,7 @@ def joined(first: Trees, more: Trees, where: Sequence[tuple[int, float, bool]]) 
         return np.insert(held, roots, np.tile(np.array(of_each, held.dtype), len(trees)))
 
     return Trees(
-        np.concatenate([first.splits, *(part for t in trees for part in (np.array(before), t, np.zeros(right, bool)))]),
+        np.concatenate([first.splits, *(part for t in trees for part in (before, t, np.zeros(right, bool)))]),
         np.concatenate([first.feature, with_conditions(more.feature, [f for f, _, _ in where])]),
         np.concatenate([first.threshold, with_conditions(more.threshold, [t for _, t, _ in where])]),
         np.concatenate([first.nan_left, with_conditions(more.nan_left, [False] * len(where))]),

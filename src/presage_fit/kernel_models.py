@@ -29,9 +29,11 @@ from presage_fit.pack import Leaf, Pack, read
 Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
-WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven rows
+WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven families
 TOLD_LEAVES = 2  # times as many where the library told, for there is more to learn
-DISTURBED, AGREEING = 0.1, 1.03  # spread of the repeats over their median; two times that tell the same
+# Spread of the repeats over their median, of kernels of any length and of those that take LONG; a cold cache's time
+# over a warm one's, but for seconds that a timer may be off; two times that tell the same.
+DISTURBED, DISTURBED_LONG, LONG, QUIETER, OFF, AGREEING = 0.1, 0.03, 3e-4, 0.97, 2e-7, 1.03
 COLDER, TO_READ = 0.15, 3.5e-13  # the most a cold cache adds: a share and seconds a byte, besides COLD_STARTS
 COLD_STARTS = 1e-5
 REDUCES = ("aten::scatter_reduce", "aten::scatter_reduce_")
@@ -75,10 +77,11 @@ def _samples(pack: Pack) -> dict[str, list[KernelSample]]:
 
 
 def undisturbed(leaf: Leaf, nbytes: float) -> tuple[float, float | None] | None:
-    """Seconds with a warm and with a cold cache; None where repeats differ and no two times agree on the shortest.
-    Another process may have used the GPU meanwhile, which only adds."""
+    """Seconds with a warm and with a cold cache; None where repeats differ, or a cold cache seems faster, and no two
+    times agree on the shortest. Another process may have used the GPU meanwhile, which only adds."""
     warm, cold = leaf.seconds, leaf.cold
-    if leaf.spread >= DISTURBED * warm:
+    spread = max(DISTURBED_LONG * warm, min(DISTURBED * warm, DISTURBED_LONG * LONG))
+    if leaf.spread >= spread or (cold is not None and cold < QUIETER * warm - OFF):
         last = sum(seconds for _, seconds in leaf.kernels) or warm
         warm, other = sorted((warm, last, cold or inf))[:2]
         if other > AGREEING * warm:
@@ -198,10 +201,9 @@ def _fit(family: KernelFamily, rows: SampleTable, seed: int) -> Trees:
     )
     if not family.uneven:
         return trees
-    some = np.all([(rows.x[:, f] > t) == above for f, t, above in family.uneven], axis=0)
-    left = target[some] - trees.predict(rows.x[some].astype(np.float32))
-    more = fit(rows.x[some], left, rounds=AGAIN, rate=FASTER, extra=SHARES | {"alpha": WIDE}, **settings)
-    return joined(trees, more, family.uneven)
+    left = target - trees.predict(rows.x.astype(np.float32))
+    more = fit(rows.x, left, rounds=AGAIN, rate=FASTER, extra=SHARES | {"alpha": WIDE}, **settings)
+    return joined(trees, more, ())
 
 
 def held_out(some: list[KernelSample], rows: SampleTable, seed: int = 0) -> tuple[Array, Array]:

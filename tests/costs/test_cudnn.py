@@ -128,7 +128,7 @@ def test_models_of_an_earlier_presage_are_refused_in_a_sentence() -> None:
 
 
 def test_trees_fitted_without_cudnn_serve_calls_of_which_it_tells() -> None:
-    family, law = replace(FAMILY, rounds=3, uneven=()), FAMILY.law(CALL, SCALE)
+    family, law = replace(FAMILY, rounds=3, uneven=False), FAMILY.law(CALL, SCALE)
     guessed = np.array([[*FAMILY.features(CALL, law), 0.0]], np.float32)
     known = np.array([[*FAMILY.features(replace(CALL, facts={ENGINE: 62.0}), law), 0.0]], np.float32)
     alone = SampleTable(np.repeat(guessed, 40, 0), np.full(40, 1.0), np.full(40, 3.0), np.arange(40))

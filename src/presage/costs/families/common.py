@@ -36,8 +36,7 @@ class KernelFamily:
     rate: float = 0.05  # of learning
     least: int = 8  # rows of a leaf
     told: int | None = None  # whether the library was asked; what it told are all features after this one
-    # Rows whose kernels jump from size to size, as (feature, threshold, whether above): fitted again, bound wide.
-    uneven: tuple[tuple[int, float, bool], ...] = ()
+    uneven: bool = False  # kernels jump from size to size: fitted again, bound wide
     bound: float = 0.1  # of ln(measured / law), beyond which an outlier pulls no harder; more where laws are rough
     computes: bool = False  # waits for its inputs, then works at the clock's pace; others stream
     parts: Callable[[Call], list[Call]] = lambda call: [call]  # the calls that an op is the sum of

@@ -13,11 +13,13 @@ and joined first, direct kernels, or each group by itself over eight streams (`s
 Features: all sizes, how they divide by tiles and powers of two, layout, type of number, waves of some tiles, and what
 each shape of tile and each other law would take, as a share of the whole. Sweeps: 6,700 draws with every parameter by
 itself, 35,800 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, 45,300 of
-layers that libraries have, 36,800 of sequences, volumes and generators, three ways each. Last come the engine that
-cuDNN takes and its settings, where it was asked (`presage.costs.cudnn`): these calls have trees of their own.
+layers that libraries have, 36,800 of sequences, volumes and generators, 8,900 of first and last layers, three ways
+each. Last come the engine that cuDNN takes and its settings, where it was asked (`presage.costs.cudnn`): these calls
+have trees of their own.
 
-Groups that are not depthwise are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, so they are
-fitted twice (`KernelFamily.uneven`). Errors on held-out draws: docs/kernels.md.
+Convolutions are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, and now and then another
+than it tells (Fourier transforms, which it does not list without a GPU), so they are fitted twice
+(`KernelFamily.uneven`). Errors on held-out draws: docs/kernels.md.
 
 A transposed convolution is a plain one run backwards: its forward is the data gradient of the plain one from its large
 side to its small side, and its data gradient is the plain one's forward. `role` is what the kernel does after that.
@@ -178,7 +180,7 @@ def _waves(c: Conv, g: ConvGemm) -> list[float]:
     return [*waves, *(ceil(w) / w for w in waves)]
 
 
-AT_GROUPS, AT_DEPTHWISE, AT_TOLD = 11, 12, 86  # places of these among the features
+AT_TOLD = 86  # its place among the features
 
 
 def _shape_features(c: Conv) -> list[float]:
@@ -335,7 +337,7 @@ FAMILY = KernelFamily(
     leaves=255,
     rate=0.12,
     least=4,
-    uneven=((AT_GROUPS, 1e-6, True), (AT_DEPTHWISE, 0.5, False)),
+    uneven=True,
     computes=True,
     parts=gradients,
     at_once=side_by_side,
