@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from presage.capture.attention import attention
 from presage.capture.backend import GPU
@@ -143,6 +144,98 @@ def gru_packed(data: torch.Tensor, batches: torch.Tensor, hx: Any, params: Any, 
 gru, rnn_tanh, rnn_relu = _gated(GRU), _gated(TANH), _gated(RELU)
 
 
+# ---- products: where no factor is zero, their gradient is a quotient. PyTorch looks for zeros first, but not for
+# subclasses of tensors, which fake tensors are: for these it spells all products out, with a loop over the dimension.
+
+
+class Prod(torch.autograd.Function):
+    """The product of all elements, or along a dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, along: tuple[int, bool] | None, dtype: torch.dtype | None) -> torch.Tensor:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            out: torch.Tensor = aten.prod.dim_int(x, *along, dtype=dtype) if along else aten.prod(x, dtype=dtype)
+        ctx.save_for_backward(x, out)
+        ctx.along = along
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        x, out = ctx.saved_tensors
+        x = x.to(grad.dtype)
+        zeros = x == 0
+        if ctx.along is None:
+            zeros.nonzero()
+        else:
+            dim, keeps = ctx.along
+            zeros.sum(dim, True).sum().item()
+            grad, out = (grad, out) if keeps else (grad.unsqueeze(dim), out.unsqueeze(dim))
+        return grad * (out / x), None, None
+
+
+class Cumprod(torch.autograd.Function):
+    """The products of all elements up to each along a dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            out: torch.Tensor = aten.cumprod(x, dim, dtype=dtype)
+        ctx.save_for_backward(x, out)
+        ctx.dim = dim
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        x, out = ctx.saved_tensors
+        weighted = out * grad.to(x.dtype)
+        (x == 0).any().item()
+        return weighted.flip(ctx.dim).cumsum(ctx.dim).flip(ctx.dim).div(x), None, None
+
+
+def _hooked(op: Any, function: Any, arguments: Callable[..., tuple[Any, ...]]) -> Callable[..., torch.Tensor]:
+    """The op, by its function where it has a gradient."""
+
+    def run(x: torch.Tensor, *args: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if torch.is_grad_enabled() and x.requires_grad and x.dim():
+            return function.apply(x, *arguments(*args), dtype)  # type: ignore[no-any-return]
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(x, *args, dtype=dtype)  # type: ignore[no-any-return]
+
+    return run
+
+
+PRODUCTS = {
+    "prod": _hooked(aten.prod.default, Prod, lambda: (None,)),
+    "prod.dim_int": _hooked(aten.prod.dim_int, Prod, lambda dim, keepdim=False: ((dim, keepdim),)),
+    "cumprod": _hooked(aten.cumprod.default, Cumprod, lambda dim: (dim,)),
+}
+
+
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the ops that run; while it is active all tensors count as subclasses."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ran: set[Any] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran.add(func.overloadpacket)
+        return func(*args, **(kwargs or {}))
+
+
+def spelled_out() -> dict[str, Callable[..., Any]]:
+    """Of the products, those whose gradient this PyTorch spells out for subclasses."""
+    found = {}
+    for name, function in PRODUCTS.items():
+        x = torch.ones(3, requires_grad=True)
+        y = getattr(aten, name.partition(".")[0])(x, *(() if name == "prod" else (0,))).sum()
+        with _Ops() as ops:
+            y.backward()
+        if ops.ran & {aten.prod, aten.cumprod}:
+            found[name] = function
+    return found
+
+
 # ---- registration
 
 WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm", "_fused_rms_norm_backward")
@@ -166,7 +259,7 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
 def register_composites() -> None:
     make: Any = torch.library.Library
     library = make("aten", "IMPL", "AutogradPrivateUse1")
-    for name, function in OVERRIDES.items():
+    for name, function in (OVERRIDES | spelled_out()).items():
         library.impl(name, function)
     _library.append(library)
     backend = make("aten", "IMPL", "PrivateUse1")

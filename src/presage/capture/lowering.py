@@ -115,7 +115,7 @@ class CallLowering(GraphBuilder):
         c = self.call
         assert c is not None
         results = [o.id if isinstance(o, Ref) else o for o in outputs]
-        if results and not any(self.tensors[i].elements for i in results):
+        if results and not any(self.tensors[i].elements for i in results) and not self._searches(name, inputs):
             kernels = sync = False  # nothing to compute or to wait for
         self.append(
             Op(
@@ -144,6 +144,10 @@ class CallLowering(GraphBuilder):
                 assumed=self.hanging.get(c.index, ()),
             )
         )
+
+    def _searches(self, name: str, inputs: Sequence[Arg]) -> bool:
+        """Whether the op looks through its input, also where it finds nothing."""
+        return name == "aten::nonzero" and self.get(inputs[0]).elements > 0
 
     def same(self, *, kernels: bool | None = None) -> None:
         """The call as it is."""
