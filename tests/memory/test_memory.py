@@ -223,6 +223,17 @@ def test_products_by_image_are_kept_until_they_are_summed() -> None:
     assert transient(*one_op("aten::convolution_backward", [y, x, w, *rest])) == (4 * 32 * 64 * 256,)
 
 
+def test_a_permuted_sequence_is_copied_before_its_gradients() -> None:
+    """So that it is not taken for channels-last: 50 MiB of a text CNN's peak on an H200."""
+    dy, w, shape = tensor(0, (256, 128, 196)), tensor(0, (128, 256, 5)), (256, 256, 200)
+    plain, permuted = tensor(0, shape), Tensor(0, 0, shape, (51200, 1, 256), "float32")
+    rest: list[Any] = [None, [1], [0], [1], False, [0], 1, [True, True, False]]
+    alone, copied = (
+        sum(transient(*one_op("aten::convolution_backward", [dy, x, w, *rest]))) for x in (plain, permuted)
+    )
+    assert copied - alone == plain.nbytes
+
+
 def test_workspaces_found_together_are_those_found_alone() -> None:
     tall = Conv(0, 8, 64, 128, (1, 56, 56), (1, 28, 28), (1, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), 1, False,
                 "bfloat16", 2, False, False)  # fmt: skip

@@ -28,7 +28,7 @@ def forward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
 
 
 def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
-    """The larger of the two gradients' scratch, for they are computed one after the other."""
+    """The larger of the two gradients' scratch, for they are computed one after the other, and what is copied before."""
     if len(graph.inputs_of(op)) < 3:
         return ()
     dy, x, w = graph.inputs_of(op)[:3]
@@ -40,6 +40,7 @@ def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
         scratch = max(fp32.data(s) if wants_input else 0, fp32.weight(s))
     last = fp32.is_last(x) or fp32.is_last(w)
     relaid = 0 if fp32.is_last(dy) == last and _dense(dy) else dy.nbytes
+    relaid += x.nbytes if len(x.shape) == 3 and not x.is_contiguous else 0  # so as not to be taken for channels-last
     bias = sum(reduction_buffers(dy.shape, dy.strides, (0, *range(2, len(dy.shape))), chip=chip)) if wants_bias else 0
     return _nonzero(relaid) + _nonzero(scratch) if relaid + scratch >= bias else (bias,)
 

@@ -19,7 +19,7 @@ have trees of their own.
 
 Convolutions are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, and now and then another
 than it tells (Fourier transforms, which it does not list without a GPU), so they are fitted twice
-(`KernelFamily.uneven`). Errors on held-out draws: docs/kernels.md.
+(`KernelFamily.uneven`).
 
 A transposed convolution is a plain one run backwards: its forward is the data gradient of the plain one from its large
 side to its small side, and its data gradient is the plain one's forward. `role` is what the kernel does after that.

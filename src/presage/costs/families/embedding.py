@@ -6,7 +6,7 @@ plain embedding, one kernel that walks over them; else a radix sort in eight pas
 thread blocks for as many rows as there could be, and for the most frequent row a chain of its partial sums. Where
 nothing is known of the indices they count as uniform.
 
-Sweep: 2200 draws. Held out: geomean 2.5%, p90 12%; largest shapes 7%, of gradients of bags 9%.
+Sweep: 3,100 draws.
 """
 
 from __future__ import annotations

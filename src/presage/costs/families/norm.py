@@ -9,8 +9,8 @@ is a kernel as above.
 
 Features: sizes, layout and types, how the longest kernel is launched, and each part's share.
 
-Sweeps: 11,000 draws, and 3,000 of few channels over large planes. Held out: geomean 3.1%, p90 6.6%; the largest 3%:
-5.4% and 10%. The worst are rows of milliseconds that took twice or three times as long as others of their size.
+Sweeps: 11,000 draws, and 3,000 of few channels over large planes. The worst are rows of milliseconds that took twice or
+three times as long as others of their size.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ fitted by kernel and width (data/kernel_laws.toml), without the sweep `large` an
 Features: which op, and for each tensor its size, type, layout and length of runs (contiguous tensors get vectorised
 kernels, others do not); the loops, and each part's share.
 
-Held out (20,700 draws): geomean 5.9%, p90 14.3%; on the largest 3% 4.2%. A fifth are ops on one number, which take 0.9
-or 1.2 us by turns.
+Sweep: 20,700 draws; a fifth are ops on one number, which take 0.9 or 1.2 us by turns.
 """
 
 from __future__ import annotations

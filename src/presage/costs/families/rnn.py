@@ -5,7 +5,7 @@ kernel a layer: a step is a wait for all thread blocks and a small product. Othe
 [hidden, gates x hidden] and an elementwise kernel a step: its latency grows with the depth of the product, its work
 with batch and width. Both: the product of the inputs over all steps, and backward weight and bias gradients at the end.
 
-Sweep: 5,450 draws. Held out: geomean 5.5%, p90 21%; largest shapes 11%.
+Sweep: 5,450 draws.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Law: a row's numbers follow one another, so many nanoseconds each, whichever the
 fastest a thread goes down a column, and waits for memory each time); many rows keep the SMs busy at a pace of so much a
 number and so much a row; or the bytes set the time. One row alone is scanned by all SMs.
 
-Sweep: 1,700 draws along the fastest and other dimensions. Held out, with 1,000 longer ones: geomean 4.8%, p90 26%.
+Sweep: 3,700 draws along the fastest and other dimensions.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Law: the bytes of the rows read and written over the bandwidth; a loss reads a sector a row. The loss of images gives
 each image a block or a few, which go through its places 1024 at a time. Features: rows and columns along the dimension
 of the classes and what lies behind it (channels of images go by another kernel), the types.
-
-Held out (2,000 draws): geomean 7.4%, p90 15%.
 """
 
 from __future__ import annotations

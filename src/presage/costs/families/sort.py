@@ -5,8 +5,6 @@ to a power of two up to 32 and in 64s of threads above; few longer rows all toge
 passes of eight bits; topk of short rows by one block a row, else in passes over the bits of the numbers. Counting has
 a block add to bins of its own with atomics where they fit, which wait for each other where bins are few, else all add
 to the same ones. What is not zero is counted, picked and written down, a place for each dimension.
-
-Held out: geomean 4.6%, p90 21%; largest shapes 13%.
 """
 
 from __future__ import annotations
