@@ -224,7 +224,7 @@ class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def spelled_out() -> dict[str, Callable[..., Any]]:
-    """Of the products, those whose gradient this PyTorch spells out for subclasses."""
+    """The products whose gradient this PyTorch spells out for subclasses."""
     found = {}
     for name, function in PRODUCTS.items():
         x = torch.ones(3, requires_grad=True)

@@ -28,7 +28,7 @@ def forward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
 
 
 def backward(graph: Graph, op: Op, chip: Gpu) -> tuple[int, ...]:
-    """The larger of the two gradients' scratch, for they are computed one after the other, and what is copied before."""
+    """What is copied first, and the larger of the two gradients' scratch, for they are computed one after the other."""
     if len(graph.inputs_of(op)) < 3:
         return ()
     dy, x, w = graph.inputs_of(op)[:3]

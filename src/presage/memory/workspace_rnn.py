@@ -99,8 +99,9 @@ def of(graph: Graph, op: Op) -> Recurrent | None:
         return None
     *lengths, features = _time_major(op, x[0]).shape
     if len(lengths) == 1:  # packed sequences, held as long as the longest: how many there are at each step
-        alive = argument(op, "batch_sizes", 14 + shift)
-        if not isinstance(alive, list) or not alive:
+        given = argument(op, "batch_sizes", 14 + shift)
+        alive = [n for n in given if isinstance(n, int)] if isinstance(given, list) else []
+        if not alive:
             return None
         lengths = [len(alive), max(alive)]
     steps, batch = lengths

@@ -62,6 +62,11 @@ def alignment(n: int, most: int = 64) -> int:
     return min(n & -n, most) if n > 0 else most
 
 
+def power(n: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (max(1, n).bit_length() - 1)
+
+
 def shape_features(t: Shape | None, whole: int = 0) -> list[float]:
     """Size, width, kind of layout, length of the runs in memory, and how often each element is used of `whole`."""
     if t is None:

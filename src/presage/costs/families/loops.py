@@ -14,6 +14,7 @@ from math import ceil
 from typing import NamedTuple
 
 from presage.costs.call import Shape
+from presage.costs.families.common import power
 from presage.costs.rates import REFERENCE_SMS
 
 
@@ -110,9 +111,9 @@ def _shared(over: list[Loop], kept: list[Loop]) -> ReduceLoops:
         vector = next((v for v in (4, 2) if dense and kept[0].size % v == 0), 1)
     near, far = (inner // vector, outer) if fastest else (max(1, outer // vector), inner)
     most = THREADS // (1 if fastest else vector)
-    wide = min(_power(near, most), 32)
-    high = min(_power(far, most), most // wide)
-    wide = min(_power(near, most), most // high)
+    wide = min(power(near), most, 32)
+    high = min(power(far), most // wide)
+    wide = min(power(near), most // high)
     each = inner / (wide if fastest else 1)
     down = each >= high * ROUND or each >= SPLIT_AT
     added = (wide if fastest else 1) * (high if down else 1)
@@ -132,8 +133,3 @@ def _size(loops: list[Loop]) -> int:
     for loop in loops:
         out *= loop.size
     return out
-
-
-def _power(n: int, most: int) -> int:
-    """The largest power of two up to n and to `most`."""
-    return min(1 << max(0, n.bit_length() - 1), most) if n else 1

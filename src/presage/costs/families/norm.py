@@ -28,6 +28,7 @@ from presage.costs.families.common import (
     ln,
     moved_law,
     plain_features,
+    power,
 )
 from presage.costs.rates import REFERENCE_SMS, Rates
 from presage.hardware import Gpu
@@ -272,9 +273,9 @@ def _native_by_rows(p: Planes, image: bool, casts: bool) -> list[NormKernel]:
 
 def _shared(p: Planes, name: str, moved: float, resident: int) -> NormKernel:
     """Blocks of some channels, several sharing the rows: few of them unless they write."""
-    wide = min(_power(p.channels), 32)
-    high = min(_power(ceil(p.rows / 16)), THREADS_AT_MOST // wide)
-    wide = min(_power(p.channels), THREADS_AT_MOST // high)
+    wide = min(power(p.channels), 32)
+    high = min(power(ceil(p.rows / 16)), THREADS_AT_MOST // wide)
+    wide = min(power(p.channels), THREADS_AT_MOST // high)
     along = min(ceil(p.rows / (16 * high)), 128)
     along = along if "write" in name or along >= 8 else 1
     steps, joined = 4 * ceil(p.rows / (4 * high * along)), along / high if "write" not in name and along > 1 else 0.0
@@ -285,8 +286,8 @@ def _variance(p: Planes) -> NormKernel:
     """PyTorch's reduction for all layouts: blocks fill the GPU, and the last of them joins what they found."""
     at_once = alignment(p.channels, 4)
     threads, columns = THREADS_AT_MOST // at_once, p.channels // at_once
-    high = min(_power(p.rows), threads // min(_power(columns), 32))
-    across, each = ceil(columns / min(_power(columns), threads // high)), ceil(p.rows / high)
+    high = min(power(p.rows), threads // min(power(columns), 32))
+    across, each = ceil(columns / min(power(columns), threads // high)), ceil(p.rows / high)
     room = p.sms * 2048 // threads
     along = max(min(ceil(room / across), ceil(each / 16)), ceil(each / 256)) if each >= 256 and across <= room else 1
     joined = along / high if along > 1 else 0.0
@@ -296,11 +297,6 @@ def _variance(p: Planes) -> NormKernel:
 def _threads(n: int) -> int:
     """Threads along n places."""
     return min(THREADS_AT_MOST, max(32, 1 << (max(1, n) - 1).bit_length()))
-
-
-def _power(n: int) -> int:
-    """The largest power of two that is not above n."""
-    return 1 << (max(1, n).bit_length() - 1)
 
 
 def parts(kernel: NormKernel, rates: Rates) -> list[float]:
@@ -317,7 +313,7 @@ def parts(kernel: NormKernel, rates: Rates) -> list[float]:
 
 
 def weights() -> dict[str, list[float]]:
-    """Of the parts, by kernel."""
+    """Weights of the parts, by kernel."""
     known: dict[str, list[float]] = fitted_numbers("norm")["weights"]
     return known
 

@@ -21,7 +21,7 @@ from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln, power
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 POOLS = ("max_pool{}d_with_indices", "avg_pool{}d", "adaptive_max_pool{}d", "_adaptive_avg_pool{}d")
@@ -291,11 +291,6 @@ def _by_sections(p: PoolCall) -> KernelLaunch:
     lanes = min(across, WARP)
     touched = WARP / lanes * sectors(lanes, p.width)
     return KernelLaunch(blocks, across * wide * high, rounds, p.planes * columns[2] * rows[2] / WARP, touched)
-
-
-def power(n: int) -> int:
-    """The largest power of two that is not above n."""
-    return 1 << (max(1, n).bit_length() - 1)
 
 
 def _sections(side: int, threads: int) -> tuple[int, int, int]:

@@ -19,8 +19,8 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
-from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln
-from presage.costs.families.pool import WARP, WORD, KernelLaunch, Sides, channels_last, power, sectors, three
+from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln, power
+from presage.costs.families.pool import WARP, WORD, KernelLaunch, Sides, channels_last, sectors, three
 from presage.costs.rates import REFERENCE_SMS, Rates
 
 MODES = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
