@@ -99,7 +99,7 @@ def test_two_leases_of_one_kind_of_machine_have_one_pace() -> None:
     files = sorted((ROOT / "data" / "h200_field").glob("*host*.toml"))
     found = [host(str(path)) for path in files]
     earlier = [h for h in found if not h.in_rounds]  # the later leases are others
-    assert len(earlier) == 4 and len(found) == 10
+    assert len(earlier) == 4 and len(found) == 12
     for h in earlier:
         assert factors_of_host(h).measured.main == pytest.approx(1.0, abs=0.08)
 
@@ -252,7 +252,7 @@ def test_predict_for_a_slower_host(tmp_path: Path) -> None:
     usual, other = run_json(*STEP), run_json(*STEP, "--host", slow)
     assert usual["host_machine"] == {
         "name": "h200_host", "assumed": True, "factors": {"main": 1.0, "autograd": 1.0, "launch": 1.0},
-        "machine_sd": 0.18,
+        "machine_sd": 0.3,
     }  # fmt: skip
     factor = other["host_machine"]["factors"]["main"]
     assert other["host_ms"] == pytest.approx(usual["host_ms"] * factor) and 1.5 < factor < 3

@@ -44,12 +44,19 @@ class FusedStep(DlrmStep):
         self._updates()
         tape.phase = "optimizer"
         states = [self._flat("float32") for _ in range(2)]
-        self._kernel("update", "aten::addcmul", [self.gradients, *states], states)
+        self._dense_update(states)
         if self.sparse.replicated:
             self._op("replicas.update", LOOKUP + "_dense", reads=[], writes=[])
         return tape.build(source=job.name)
 
     # ---- kernels
+
+    def _dense_update(self, states: list[int]) -> None:
+        """One kernel of the framework's own, so that types of number differ at no cost but their bytes."""
+        tape, read = self.tape, [self.gradients, *states]
+        tape.module = "update"
+        moved = [float(sum(tape.of(t).nbytes for t in some)) for some in (read, states)]
+        tape.emit("fused::pointwise", [[Ref(t) for t in read], *moved], states, writes=states)
 
     def _kernel(self, module: str, name: str, reads: list[int], writes: list[int]) -> None:
         self.tape.module = module
