@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,9 @@ class Heat:
 
 
 def heats() -> list[Heat]:
-    """Example jobs, all GPUs alike but one node's."""
+    """Example jobs that train alone, without rollouts; all GPUs alike but one node's."""
     found = []
-    for path in sorted(JOBS.glob("*.toml")):
+    for path in sorted(p for p in JOBS.glob("*.toml") if "rl" not in tomllib.loads(p.read_text())):
         shape = step_model(read_transformer_job(path, {}))
         noise = without_gpu_spread(belief_of(shape.job, shape.seconds)[0].noise)
         judge = PlacementScore(ReplicaTimes(shape, noise), shape.replicas)

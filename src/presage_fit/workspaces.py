@@ -1,6 +1,6 @@
 """Fit the trees of convolutions' workspaces (`presage.memory.workspace_trees`) on sweeps of nets, groups and libraries.
 
-    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library,volumes}.jsonl.gz \\
+    python -m presage_fit.workspaces data/h200_pack/conv_{net,grouped,library,volumes,ends}.jsonl.gz \\
         src/presage/data/h200/workspace.npz
 
 Each convolution counts twice: with what cuDNN tells of its engine (it must be installed), and without. A fifth of the
@@ -44,7 +44,7 @@ CONVERTS = ("ToNhwc", "ToNchw", "convertTensor", "tensorTransform", "AddPadding"
 SLACK = 4096  # bytes: allocations are rounded, and small tables come with them
 HELD = 0.2
 GPU = "h200"
-VOLUMES = "volumes"  # in the name of the last source: volumes and sequences do not tell of images
+IMAGES = ("net", "grouped", "library")  # in the names of sources that tell what goes image by image
 IMAGES_NEAR = 0.02  # of the bytes of the products for each image, within which they are meant
 SETTINGS: dict[str, Any] = {"rounds": 120, "leaves": 63, "rate": 0.1, "min_leaf": 5}
 Floats = npt.NDArray[np.float64]
@@ -145,10 +145,11 @@ def scored(trees: WorkspaceTrees, rows: Sequence[MeasuredWorkspace]) -> str:
 def main(*paths: str) -> None:
     *sources, target = map(Path, paths)
     rows = read(sources)
-    held = np.random.default_rng(0).random(1 + max(m.draw for m in rows)) < HELD
-    last = sum(len(gzip.decompress(s.read_bytes()).splitlines()) for s in sources if VOLUMES not in s.name)
+    lines = [len(gzip.decompress(s.read_bytes()).splitlines()) for s in sources]
+    images = np.repeat([any(word in s.name for word in IMAGES) for s in sources], lines)
+    held = np.random.default_rng(0).random(len(images)) < HELD
     seen = [m for m in rows if not held[m.draw]]
-    trees = fitted(seen, [m for m in seen if m.draw < last])
+    trees = fitted(seen, [m for m in seen if images[m.draw]])
     arrays: dict[str, Any] = {}
     for role in ROLES:
         every = (*trees.copied[role], trees.extra[role], trees.right[role])

@@ -175,6 +175,15 @@ def test_recurrent_layers_are_one_op_each_way() -> None:
     assert found.count("_cudnn_rnn") == found.count("_cudnn_rnn_backward") == 1
 
 
+def test_one_hot_scatters_into_zeros_as_on_plain_tensors() -> None:
+    def build(device: Any) -> Callable[[], Any]:
+        classes, weight = torch.zeros(8, dtype=torch.int64, device=device), torch.randn(5, 3, device=device)
+        weight.requires_grad_()
+        return lambda: (F.one_hot(classes, 5).float() @ weight).sum().backward()
+
+    assert names(capture(build, warm_up=0), "forward")[:3] == ["fill_", "scatter_", "copy_"]
+
+
 @pytest.mark.parametrize(
     ("product", "backward"),
     [

@@ -236,6 +236,12 @@ def spelled_out() -> dict[str, Callable[..., Any]]:
     return found
 
 
+def one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Zeros, and a scatter into them; for subclasses PyTorch compares every class."""
+    count = num_classes if num_classes >= 0 else int(x.max().item()) + 1
+    return x.new_zeros((*x.shape, count)).scatter_(-1, x.unsqueeze(-1), 1)
+
+
 # ---- registration
 
 WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm", "_fused_rms_norm_backward")
@@ -247,6 +253,7 @@ OVERRIDES: dict[str, Callable[..., Any]] = {
     "log_softmax.int": _softmax_of(aten._log_softmax),
     "scaled_dot_product_attention": attention,
     "ctc_loss.Tensor": ctc_loss,
+    "one_hot": one_hot,
     "lstm.input": lstm,
     "lstm.data": lstm_packed,
     "gru.input": gru,

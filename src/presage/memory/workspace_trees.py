@@ -11,7 +11,7 @@ Where cuDNN was asked for its engine (`presage.costs.cudnn`) it told the workspa
 five, but for what is chosen by the blocks that fit on the GPU at once, and for cuBLASLt's engines. A fifth model tells
 where it is right; elsewhere the engine is among the features of the others.
 
-Fitted on 80% of 127,900 convolutions drawn and measured on an H200 (cuDNN 9.19; `presage_fit.workspaces`). The
+Fitted on 80% of 136,800 convolutions drawn and measured on an H200 (cuDNN 9.19; `presage_fit.workspaces`). The
 choices are taken to be the same on other GPUs. For tensor cores; float32 without TF32 has rules (`workspace_fp32`).
 """
 
