@@ -117,10 +117,6 @@ class FaultModel:
         mean = float(self.log.hours[new].mean())
         return float((self.log.hours[some & new].sum() + WORTH * mean) / ((known + WORTH) * mean))
 
-    def expected_share(self, days: float) -> float:
-        """Share of node time lost in so many days after the log, on average."""
-        return _expected(self.log, self.repair, days)
-
 
 def fit_faults(log: FaultLog) -> FaultModel:
     """Fit a log, the memory of repair times by trial predictions within it."""

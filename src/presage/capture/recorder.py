@@ -43,6 +43,7 @@ from presage.capture.output_memo import OutputMemo
 from presage.capture.process_groups import ProcessGroups
 from presage.capture.streams import FakeCudaGraph
 from presage.capture.tensor_values import TensorValues
+from presage.capture.typical_step import StepWork
 from presage.graph.graph import Arg, OpCost, Ref
 
 aten = torch.ops.aten
@@ -76,7 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._too_large = False  # more than that was allocated
         self.ended = False  # the capture is over: threads that were started in it end
         self._one_at_a_time, self._owner = RLock(), get_ident()
-        self._hash, self._ops = 0, 0
+        self._hash, self._ops, self._elements = 0, 0, 0
         self._seen_from_cpp = {CUDA: stand_in()}
         self.tape: FakeCudaGraph | None = None  # the CUDA graph that is being captured
         self.graph_numbers = count(1)
@@ -186,16 +187,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pass
         return out
 
-    def signature(self) -> tuple[int, int]:
-        """A hash and the number of the GPU ops since the last time."""
-        out = self._hash, self._ops
-        self._hash, self._ops = 0, 0
+    def signature(self) -> StepWork:
+        """What ran on the GPU since the last time."""
+        out, self._hash, self._ops, self._elements = StepWork(self._hash, self._ops, self._elements), 0, 0, 0
         return out
 
     def _run_gpu(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = tensors_in(args, kwargs)
         self._hash = hash((self._hash, id(func), *[x.shape for x in tensors]))
-        self._ops += 1
+        self._ops, self._elements = self._ops + 1, self._elements + sum(x.numel() for x in tensors)
         called = signature_of(func).name
         if (node := torch._C._current_autograd_node()) is not None and not torch.is_grad_enabled():
             func, args = as_on_plain_tensors(func, args, node)

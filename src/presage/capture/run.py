@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -14,26 +14,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from presage.capture import rules_index, rules_layers, rules_math, rules_memory, streams
 from presage.capture.assumptions import Assumptions
-from presage.capture.call_sites import Nested, Profile, entering_threads, profiled
+from presage.capture.call_sites import Nested, Profile, entering_threads
 from presage.capture.calls import MemoryEvent, RecordedCall
-from presage.capture.compiled import compile_notes, plain_name
-from presage.capture.custom_ops import slow_paths, unpriced_note, unreadable
+from presage.capture.compiled import compile_notes
+from presage.capture.custom_ops import slow_paths, unpriced_note
 from presage.capture.fake_device import Devices, fake_cuda, patched, restore_settings, torch_flags
 from presage.capture.iterations import all_iterations
 from presage.capture.lowering import HOST, CallLowering, Rule, check_complete
 from presage.capture.process_groups import ProcessGroups
 from presage.capture.rank_objects import with_senders
 from presage.capture.recorder import Recorder
+from presage.capture.recording import Step, recorded_step, users
 from presage.capture.script_files import CheckpointFiles
 from presage.capture.variant_hooks import VariantHooks, hooked
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
 from presage.fusing.inductor import as_compiled
 from presage.graph.graph import Event, Graph, Op
-from presage.usercode import error_text, user_code_line
 
-Step = Callable[[], Any]
-MOST_CALLS = 64  # between two steps of an optimizer
 RARELY = 50_000  # objects made between two garbage collections
 
 
@@ -59,8 +57,7 @@ def capture(
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         recorder.assumptions.built()
         warm_up += bool(recorder.groups.made)  # DDP lays its buckets anew after the first step
-        step, profile = _recorded_step(recorder, step, warm_up)
-        steady = not recorder.assumptions.undecided or _runs_alike(recorder, step)
+        profile, steady = recorded_step(recorder, step, warm_up)
         flags = torch_flags()
     graph = replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
     check_on_gpu(graph, source or "the step", "build the model and its inputs on the device that FUNCTION is given")
@@ -71,51 +68,6 @@ def check_on_gpu(graph: Graph, source: str, remedy: str) -> None:
     """Raise an error where a step runs nothing on the GPU."""
     if not any(op.kernels for op in graph.ops):
         raise PresageError(f"{source}: the step ran on the CPU: nothing to predict; {remedy}")
-
-
-def _recorded_step(recorder: Recorder, step: Step, warm_up: int) -> tuple[Step, Profile]:
-    """The step, and its profile: one call, or, where the optimizer steps in some calls only (gradients are added up by
-    a counter of the code's own), all calls from one of its steps to the next."""
-    for _ in range(warm_up):
-        first = _stepped(recorder, step)
-    recorder.signature()
-    with recorded(recorder) as profile:
-        second = _stepped(recorder, step)
-    if not warm_up or first == second != 0 or not _has_optimizer(recorder):
-        return step, profile
-    if not second and not any(_stepped(recorder, step) for _ in range(MOST_CALLS)):
-        return step, profile
-    recorder.signature()
-    with recorded(recorder) as profile:
-        calls = next((n for n in range(1, MOST_CALLS + 1) if _stepped(recorder, step)), MOST_CALLS)
-        if calls > 1:
-            recorder.note(f"the optimizer steps once in {calls} calls: the step is {calls} calls")
-
-    def whole() -> None:
-        for _ in range(calls):
-            step()
-
-    return whole, profile
-
-
-def _stepped(recorder: Recorder, step: Step) -> int:
-    """Run a call; returns the steps of optimizers in it."""
-    before = recorder.places.stepped
-    users(recorder, step)
-    return recorder.places.stepped - before
-
-
-def _has_optimizer(recorder: Recorder) -> bool:
-    return bool(recorder.places.optimizers) or any(isinstance(x, torch.optim.Optimizer) for x in gc.get_objects())
-
-
-def _runs_alike(recorder: Recorder, step: Step) -> bool:
-    """Whether a step with other values where they are assumed runs the same ops."""
-    before, notes = recorder.signature(), dict(recorder.notes)
-    recorder.assumptions.recorded = True
-    users(recorder, step)
-    recorder.notes = notes
-    return recorder.signature() == before
 
 
 R = TypeVar("R", bound=Recorder)
@@ -190,49 +142,6 @@ def _frozen_heap() -> Iterator[None]:
             gc.unfreeze()
 
 
-@contextmanager
-def recorded(recorder: Recorder) -> Iterator[Profile]:
-    """What runs inside becomes the graph; the profile is filled in at the end."""
-    recorder.settle()
-    elsewhere = recorder.elsewhere
-    gc.collect()
-    was_on = gc.isenabled()
-    gc.disable()
-    recorder.places.forget()
-    _name_memory(recorder)
-    recorder.places.before_step = [lambda _: _name_gradients(recorder)]
-    try:
-        with profiled() as profile, recorder.listening():
-            yield profile
-            recorder.settle()
-            if recorder.elsewhere > elsewhere:
-                recorder.note(
-                    f"{recorder.elsewhere - elsewhere:,} ops of other threads run among the main one's, "
-                    "in an order that may change from capture to capture"
-                )
-        _name_memory(recorder)
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def users(recorder: Recorder, run: Callable[[], Any]) -> Any:
-    """Run the user's code; what goes wrong in it is told with the user's line."""
-    try:
-        out = run()
-        if recorder.failure is not None:
-            raise recorder.failure
-        return out
-    except PresageError:
-        raise
-    except Exception as error:
-        e = recorder.failure or error
-        if isinstance(e, PresageError):
-            raise e from error
-        where = user_code_line(e) or user_code_line(error) or "the step"
-        raise PresageError(f"{where}: {unreadable(e) or error_text(e)}") from e
-
-
 def _checked(step: Any, source: Any) -> Step:
     """What the user's function returned, if it can be run as a step."""
     if isinstance(step, torch.nn.Module):
@@ -241,37 +150,6 @@ def _checked(step: Any, source: Any) -> Step:
     if not callable(step):
         raise PresageError(f"{source}: it must return a callable that runs one step, not {step!r}")
     return step  # type: ignore[no-any-return]
-
-
-def _name_memory(recorder: Recorder) -> None:
-    memory, places = recorder.memory, recorder.places
-    for root in places.roots:
-        for name, p in _named(root.named_parameters()):
-            memory.name(p, "parameter", name, name.rpartition(".")[0])
-        for name, b in _named(root.named_buffers()):
-            memory.name(b, "buffer", name, name.rpartition(".")[0])
-    for optimizer in places.optimizers.values():
-        for state in optimizer.state.values():
-            for key, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, torch.Tensor):
-                    memory.name(value, "optimizer", str(key))
-    _name_gradients(recorder)
-
-
-def _named(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((plain_name(name), tensor) for name, tensor in tensors)
-
-
-def _name_gradients(recorder: Recorder) -> None:
-    seen: dict[int, tuple[str, torch.Tensor]] = {}
-    for root in recorder.places.roots:
-        seen |= {id(p): (name, p) for name, p in _named(root.named_parameters())}
-    for optimizer in recorder.places.optimizers.values():
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                seen.setdefault(id(p), ("", p))
-    for name, p in seen.values():
-        recorder.memory.name(p.grad, "gradient", name, name.rpartition(".")[0])
 
 
 def graph_of(

@@ -21,8 +21,10 @@ from presage.capture.fake_device import patched, torch_flags
 from presage.capture.periodic import Key, Periods, extra_calls, keys_of, splits_compiled
 from presage.capture.rank_objects import with_senders
 from presage.capture.recorder import Recorder
-from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu, recorded, users
+from presage.capture.recording import recorded, users
+from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu
 from presage.capture.script_files import Loading
+from presage.capture.typical_step import FEW, StepWork, differ, is_near_mean, joined, random_state
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -30,7 +32,8 @@ from presage.graph.graph import Graph
 from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_backward
 from presage.usercode import user_code_line
 
-STEPS = 8  # that are looked at for two alike
+STEPS = 8  # that are looked at for some alike, and as many again for one near their mean
+ALIKE = 2  # steps before one that are like it, where there are as many
 DUE = (True, False, True)
 USAGE = 2  # exit code of argparse where it cannot read the arguments
 
@@ -79,11 +82,11 @@ class _StepRecorder:
         self.usual: list[Key] = []  # the calls of a step in which it is not
         self.due: int | None = None  # calls that only a step has in which it is, where there were any to look for
         self.batches = slice(0)  # of the step that is taken
-        self.seen: list[tuple[tuple[int, ...], int]] = []  # signature and number of ops of each step
+        self.seen: list[StepWork] = []  # of each step
         self.profile: Profile | None = None  # of the step that is taken
         self.flags: dict[str, bool | str] = {}
         self.number = 0
-        self._parts: list[tuple[int, int]] = []
+        self._parts: list[StepWork] = []
         self._open = ExitStack()
         self._recording: Profile | None = None
         self._tried = 0
@@ -102,22 +105,30 @@ class _StepRecorder:
             gc.collect()
             gc.freeze()  # what the script has imported and built by now: later collections are quick
         self._tried += 1
-        self.batches = slice(len(self.loading.batches), None)
+        self.batches, self.loading.drawn = slice(len(self.loading.batches), None), random_state()
         self._recording = self._open.enter_context(recorded(self.recorder))
 
     def end(self, number: int, parts: int) -> None:
         if self.ahead:
             self._end_due(number)
             return
-        signature = tuple(part for part, _ in self._parts[-parts:])
-        ops = sum(n for _, n in self._parts[-parts:])
-        recording, again = self._recording, any(signature == s for s, _ in self.seen)
+        work = joined(self._parts[-parts:])
+        recording, again = self._recording, work in self.seen
+        alike = self._is_like(work, FEW if random_state() != self.loading.drawn else 1)
         self.close()
-        self.seen += [(signature, ops)] if number > 1 else []
+        self.seen += [work] if number > 1 else []
         if recording is not None and again and self.periods.steps and self.script.step_at is None:
             self.ahead, self.periods.due, self.usual = list(DUE), True, keys_of(self.recorder.calls)
-        elif recording is not None and (again or self._tried == STEPS or self.script.step_at is not None):
+        elif recording is not None and (alike or self.script.step_at is not None or self._is_mean(work)):
             self._take(recording, number)
+
+    def _is_like(self, work: StepWork, least: int) -> bool:
+        """Whether a step is like all of the last ones, at least so many."""
+        return len(self.seen) >= least and {*self.seen[-max(least, ALIKE) :]} == {work}
+
+    def _is_mean(self, work: StepWork) -> bool:
+        """Whether a step, none of which are alike, is one of those nearest to their mean."""
+        return self._tried >= STEPS and (self._tried == 2 * STEPS or is_near_mean(work, self.seen))
 
     def _end_due(self, number: int) -> None:
         """Go on after steps alike: one with what is due once in several, which may change the usual; a usual one; and
@@ -152,12 +163,9 @@ class _StepRecorder:
 
     def notes(self) -> Iterator[str]:
         """How the step that was taken compares with the others."""
-        counts = [ops for _, ops in self.seen]
-        if len(set(self.seen)) > 1:
-            many = (
-                f"{min(counts):,} to {max(counts):,} GPU ops" if len(set(counts)) > 1 else "in shapes or kinds of ops"
-            )
-            yield f"the {len(counts)} steps looked at are not all alike ({many}): this is step {self.number}"
+        if how := differ(self.seen):
+            near = ", near their mean" if STEPS <= self._tried < 2 * STEPS else ""
+            yield f"the {len(self.seen)} steps looked at are not all alike ({how}): this is step {self.number}{near}"
         if self.due is not None:
             n, lines = self.periods.steps, ", ".join(f"{self.script.name}:{line}" for line in self.periods.lines)
             what = (

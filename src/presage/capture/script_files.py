@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import shutil
 import sys
 import time
@@ -29,6 +28,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from presage.capture.contents import leaves, pin
 from presage.capture.fake_device import patched, unpatched
+from presage.capture.typical_step import random_state, set_random_state
 
 
 class LoadedBatch(NamedTuple):
@@ -46,6 +46,7 @@ class Loading:
     def __init__(self) -> None:
         self.batches: list[LoadedBatch] = []
         self.real: dict[int, float] = {}  # by loader, seconds of a batch, where its dataset is of fake tensors
+        self.drawn = random_state()  # after the last batch: what is drawn from then on, the step draws
 
     @contextmanager
     def in_process(self) -> Iterator[None]:
@@ -103,6 +104,7 @@ class _Batches:
         if any(isinstance(x, FakeTensor) for x in tensors):
             seconds = self._with_real_data() or seconds
         nbytes = sum(x.numel() * x.element_size() for x in tensors)
+        self._loading.drawn = random_state()
         self._loading.batches.append(LoadedBatch(seconds, self._workers, nbytes, self._pins))
         if self._on_gpu:
             self._on_gpu = any(x.is_cuda for x in tensors)
@@ -115,7 +117,7 @@ class _Batches:
         """Seconds of a batch of zeros in the place of fake tensors, on which every op takes long; 0 if it cannot be."""
         known, loader = self._loading.real, self._loader
         if (key := id(loader.dataset)) not in known:
-            seeds = random.getstate(), np.random.get_state(), torch.get_rng_state()
+            seeds = random_state()
             try:
                 with _elsewhere():
                     data = _real(loader.dataset)
@@ -125,9 +127,7 @@ class _Batches:
             except Exception:  # the user's code with data that are not the user's: whatever it does not like
                 known[key] = 0.0
             finally:
-                random.setstate(seeds[0])
-                np.random.set_state(seeds[1])
-                torch.set_rng_state(seeds[2])
+                set_random_state(seeds)
         return known[key]
 
 

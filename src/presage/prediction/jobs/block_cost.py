@@ -22,7 +22,7 @@ from presage.hardware import Gpu
 from presage.parallel.dispatchers import dispatcher
 from presage.parallel.plan import Axis, ParallelPlan
 from presage.prediction.jobs.efficiency import Efficiency
-from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph, memory_bound_graph
+from presage.prediction.jobs.layer_graph import LayerBlock, LayerGraph
 from presage.prediction.jobs.plan_cache import layer_key, plan_cache
 from presage.prediction.jobs.work_pace import EVEN, WorkPaces, pace_of
 
@@ -151,10 +151,6 @@ class BlockCostModel:
         if t.family == "attention":
             return t.seconds * self.paces.attention
         return t.seconds * (self.efficiency.product if t.tensor_cores else 1.0) * self.paces.products
-
-    def memory_bound_seconds(self, nbytes: float, kind: str) -> float:
-        """One memory-bound kernel by itself."""
-        return self.kernels.op_times(memory_bound_graph(nbytes, kind))[0].seconds
 
     # ---- transfers
 
