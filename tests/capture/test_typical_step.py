@@ -14,6 +14,7 @@ import presage as ps
 torch = pytest.importorskip("torch")
 
 from presage.capture.typical_step import StepWork, differ, is_near_mean, nearest, random_state, set_random_state  # noqa: E402
+from presage.memory.step_memory import memory_profile  # noqa: E402
 
 LAYERS, LEFT_OUT = 12, 0.25
 
@@ -62,6 +63,9 @@ def test_a_function_that_leaves_layers_out_is_predicted_near_its_mean(draw: Call
     graph = ps.step_graph(layers_left_out(draw))
     assert abs(forward_layers(graph) - (1 - LEFT_OUT) * LAYERS) <= 1
     assert any("drawn at random" in note and "nearest to their mean" in note for note in graph.notes)
+    whole = memory_profile(ps.step_graph(layers_left_out(lambda: 1.0)))
+    assert graph.largest > 1
+    assert memory_profile(graph).peak_allocated == pytest.approx(whole.peak_allocated, rel=0.1)
 
 
 def test_a_script_that_leaves_layers_out_is_predicted_near_its_mean() -> None:

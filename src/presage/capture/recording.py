@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,7 +13,7 @@ from presage.capture.call_sites import Profile, profiled
 from presage.capture.compiled import plain_name
 from presage.capture.custom_ops import unreadable
 from presage.capture.recorder import Recorder
-from presage.capture.typical_step import FEW, MANY, StepWork, differ, nearest, random_state, set_random_state
+from presage.capture.typical_step import FEW, MANY, StepWork, differ, largest, nearest, random_state, set_random_state
 from presage.errors import PresageError
 from presage.usercode import error_text, user_code_line
 
@@ -21,19 +21,25 @@ Step: TypeAlias = Callable[[], Any]
 MOST_CALLS = 64  # between two steps of an optimizer
 
 
-def recorded_step(recorder: Recorder, step: Step, warm_up: int) -> tuple[Profile, bool]:
-    """A step's profile, and whether a step with other values where they are assumed runs the same ops."""
+class RecordedStep(NamedTuple):
+    profile: Profile
+    steady: bool = True  # a step with other values where they are assumed runs the same ops
+    largest: float = 1.0  # work of the largest step over this one's
+
+
+def recorded_step(recorder: Recorder, step: Step, warm_up: int) -> RecordedStep:
+    """One step; where steps differ at random, the one nearest to the mean of several."""
     before = random_state()
     step, profile = _recorded_once(recorder, step, warm_up)
     work = recorder.signature()
     steady = not recorder.assumptions.undecided or _work_again(recorder, step) == work
     if random_state() != before and recorder.groups.ranks == 1:
-        profile = _typical(recorder, step, profile, work)
-    return profile, steady
+        return _typical(recorder, step, profile, work)._replace(steady=steady)
+    return RecordedStep(profile, steady)
 
 
-def _typical(recorder: Recorder, step: Step, profile: Profile, work: StepWork) -> Profile:
-    """The profile of the step nearest to the mean of several, for this one drew numbers on the host."""
+def _typical(recorder: Recorder, step: Step, profile: Profile, work: StepWork) -> RecordedStep:
+    """The step nearest to the mean of several, for this one drew numbers on the host."""
     looked, states = [work], [random_state()]
     try:
         while len(looked) < (MANY if differ(looked) else 1 + FEW):
@@ -47,11 +53,14 @@ def _typical(recorder: Recorder, step: Step, profile: Profile, work: StepWork) -
         recorder.assumptions.recorded = False
         with recorded(recorder) as profile:
             users(recorder, step)
+        work = recorder.signature()
     if how := differ(looked):
-        which = "the one nearest to their mean" if not chosen or recorder.signature() == looked[chosen] else "another"
-        text = f"{len(looked)} steps differ by numbers drawn at random ({how}): this is {which}, and so is its memory"
+        which = "the one nearest to their mean" if work == looked[chosen] else "another"
+        text = (
+            f"{len(looked)} steps differ by numbers drawn at random ({how}): this is {which}; memory is the largest's"
+        )
         recorder.notes[text] = None
-    return profile
+    return RecordedStep(profile, largest=max(1.0, largest(looked, work)))
 
 
 def _recorded_once(recorder: Recorder, step: Step, warm_up: int) -> tuple[Step, Profile]:

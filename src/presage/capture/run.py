@@ -57,9 +57,10 @@ def capture(
         step = users(recorder, lambda: hooks.wrapped(_checked(function("cuda", **arguments), source or function)))
         recorder.assumptions.built()
         warm_up += bool(recorder.groups.made)  # DDP lays its buckets anew after the first step
-        profile, steady = recorded_step(recorder, step, warm_up)
+        taken = recorded_step(recorder, step, warm_up)
         flags = torch_flags()
-    graph = replace(graph_of(recorder, profile, source, arguments, flags, steady), variant=variant.changes())
+    graph = graph_of(recorder, taken.profile, source, arguments, flags, taken.steady)
+    graph = replace(graph, variant=variant.changes(), largest=taken.largest)
     check_on_gpu(graph, source or "the step", "build the model and its inputs on the device that FUNCTION is given")
     return graph
 

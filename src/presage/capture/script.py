@@ -24,7 +24,7 @@ from presage.capture.recorder import Recorder
 from presage.capture.recording import recorded, users
 from presage.capture.run import check_on_gpu, graph_of, on_fake_gpu
 from presage.capture.script_files import Loading
-from presage.capture.typical_step import FEW, StepWork, differ, is_near_mean, joined, random_state
+from presage.capture.typical_step import FEW, StepWork, differ, is_near_mean, joined, largest, random_state
 from presage.capture.variant_hooks import VariantHooks
 from presage.capture.variants import AS_WRITTEN, Variant
 from presage.errors import PresageError
@@ -83,6 +83,7 @@ class _StepRecorder:
         self.due: int | None = None  # calls that only a step has in which it is, where there were any to look for
         self.batches = slice(0)  # of the step that is taken
         self.seen: list[StepWork] = []  # of each step
+        self.largest = 1.0  # work of the largest step over that of the one that is taken, where none are alike
         self.profile: Profile | None = None  # of the step that is taken
         self.flags: dict[str, bool | str] = {}
         self.number = 0
@@ -119,7 +120,10 @@ class _StepRecorder:
         self.seen += [work] if number > 1 else []
         if recording is not None and again and self.periods.steps and self.script.step_at is None:
             self.ahead, self.periods.due, self.usual = list(DUE), True, keys_of(self.recorder.calls)
-        elif recording is not None and (alike or self.script.step_at is not None or self._is_mean(work)):
+        elif recording is not None and (alike or self.script.step_at is not None):
+            self._take(recording, number)
+        elif recording is not None and self._is_mean(work):
+            self.largest = largest(self.seen, work)
             self._take(recording, number)
 
     def _is_like(self, work: StepWork, least: int) -> bool:
@@ -164,7 +168,7 @@ class _StepRecorder:
     def notes(self) -> Iterator[str]:
         """How the step that was taken compares with the others."""
         if how := differ(self.seen):
-            near = ", near their mean" if STEPS <= self._tried < 2 * STEPS else ""
+            near = ", near their mean; memory is the largest's" if self.largest > 1 else ""
             yield f"the {len(self.seen)} steps looked at are not all alike ({how}): this is step {self.number}{near}"
         if self.due is not None:
             n, lines = self.periods.steps, ", ".join(f"{self.script.name}:{line}" for line in self.periods.lines)
@@ -225,7 +229,7 @@ def _captured(
     steady = len(steps.seen) < 2 or steps.seen[-1] in steps.seen[:-1]
     graph = graph_of(recorder, steps.profile, script.target, script.arguments, steps.flags, steady)
     notes = (*steps.notes(), *watch.notes(), *graph.notes)
-    return with_fields(graph, notes=notes, loading=loading.summary(steps.batches)), watch
+    return with_fields(graph, notes=notes, loading=loading.summary(steps.batches), largest=steps.largest), watch
 
 
 def _run(process: ScriptRun, recorder: _ScriptRecorder, steps: _StepRecorder, watch: StepWatch) -> None:

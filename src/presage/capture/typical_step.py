@@ -62,6 +62,11 @@ def _off_mean(looked: Sequence[StepWork]) -> npt.NDArray[np.float64]:
     return np.asarray(works / max(works.mean(), 1.0) - 1)
 
 
+def largest(looked: Sequence[StepWork], work: StepWork) -> float:
+    """The work of the largest of the steps over that of this one."""
+    return max(w.elements for w in looked) / max(work.elements, 1)
+
+
 def differ(looked: Sequence[StepWork]) -> str:
     """By how much these steps differ; empty where they are alike."""
     if len(set(looked)) == 1:

@@ -166,6 +166,7 @@ class Graph(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] = ()  # that run this step, where it is that of some ranks alone
     memory_known: bool = True  # not of a profiler's trace, which names no tensor
     variant: dict[str, bool | int | str] = {}  # changes made around the code while it was captured (capture.Variant)
+    largest: float = 1.0  # work of the largest step over this one's, where steps differ at random
 
     def inputs_of(self, op: Op) -> list[Tensor]:
         """The tensors among an op's inputs, lists flattened, in order."""
