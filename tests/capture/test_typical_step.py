@@ -111,7 +111,7 @@ def test_the_step_nearest_to_the_mean_is_told_by_its_work() -> None:
     looked = [StepWork(i, 10 * i, 100 * i) for i in (1, 4, 9)]
     assert nearest(looked) == 1
     assert [is_near_mean(w, looked) for w in looked] == [False, True, False]
-    assert differ(looked) == "10 to 90 GPU ops, work -79% to +93% of their mean"
+    assert differ(looked) == "10 to 90 GPU ops, work -78.6% to +92.9% of their mean"
     assert differ(looked[:1] * 3) == ""
 
 

@@ -33,7 +33,6 @@ from presage.scripts import ScriptRun, StepWatch, TrainingScript, alarm, in_back
 from presage.usercode import user_code_line
 
 STEPS = 8  # that are looked at for some alike, and as many again for one near their mean
-ALIKE = 2  # steps before one that are like it, where there are as many
 DUE = (True, False, True)
 USAGE = 2  # exit code of argparse where it cannot read the arguments
 
@@ -115,7 +114,8 @@ class _StepRecorder:
             return
         work = joined(self._parts[-parts:])
         recording, again = self._recording, work in self.seen
-        alike = self._is_like(work, FEW if random_state() != self.loading.drawn else 1)
+        drew = random_state() != self.loading.drawn
+        alike = again if not drew else len(self.seen) >= FEW and {*self.seen[-FEW:]} == {work}
         self.close()
         self.seen += [work] if number > 1 else []
         if recording is not None and again and self.periods.steps and self.script.step_at is None:
@@ -126,12 +126,8 @@ class _StepRecorder:
             self.largest = largest(self.seen, work)
             self._take(recording, number)
 
-    def _is_like(self, work: StepWork, least: int) -> bool:
-        """Whether a step is like all of the last ones, at least so many."""
-        return len(self.seen) >= least and {*self.seen[-max(least, ALIKE) :]} == {work}
-
     def _is_mean(self, work: StepWork) -> bool:
-        """Whether a step, none of which are alike, is one of those nearest to their mean."""
+        """Whether none are alike, and this step is one of those nearest to their mean."""
         return self._tried >= STEPS and (self._tried == 2 * STEPS or is_near_mean(work, self.seen))
 
     def _end_due(self, number: int) -> None:

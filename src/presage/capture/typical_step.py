@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-FEW, MANY = 4, 16  # steps that are looked at; and where those differ
+FEW, MANY = 3, 16  # steps that are looked at besides one that draws numbers; and where they differ
 
 
 class StepWork(NamedTuple):
@@ -73,4 +73,4 @@ def differ(looked: Sequence[StepWork]) -> str:
         return ""
     ops, off = [w.ops for w in looked], _off_mean(looked)
     kinds = f"{min(ops):,} to {max(ops):,} GPU ops" if len(set(ops)) > 1 else "in shapes or kinds of ops"
-    return f"{kinds}, work {off.min():+.0%} to {off.max():+.0%} of their mean"
+    return f"{kinds}, work {off.min():+.1%} to {off.max():+.1%} of their mean"
