@@ -29,7 +29,7 @@ from presage.traces import kineto
 from presage.traces.overhead_factors import overheads_of, traced_factors
 from presage.traces.overheads import extract, overheads, pool
 from presage.traces.trace_graph import trace_graphs
-from presage.traces.trace_set import kind
+from presage.traces.trace_set import files_of, kind
 
 MOST = 2000  # calls that are kept: those with the most GPU time
 Tell = Callable[[str], None]
@@ -208,8 +208,9 @@ class LearnedPack:
 def learn_pack(
     paths: Sequence[Path], out: Path, wanted: str | None = None, like: str | None = None, tell: Tell = lambda _: None
 ) -> LearnedPack:
-    """Learn from traces and write the pack, whole or not at all. A folder that is there is not added to."""
+    """Learn from traces, or folders of them, and write the pack, whole or not at all. A pack is not added to."""
     check_new_folder(out)
+    paths = files_of(paths)
     if len({p.resolve() for p in paths}) < len(paths):
         raise PresageError("one trace is given twice: its calls would count twice")
     name, base = common_gpu(paths, wanted, like)

@@ -68,16 +68,16 @@ def test_a_function_that_leaves_layers_out_is_predicted_near_its_mean(draw: Call
     assert memory_profile(graph).peak_allocated == pytest.approx(whole.peak_allocated, rel=0.1)
 
 
-def test_a_script_that_leaves_layers_out_is_predicted_near_its_mean() -> None:
-    Path("drop.py").write_text(SCRIPT.format(left_out=LEFT_OUT))
-    graph = ps.step_graph("drop.py")
+def test_a_script_that_leaves_layers_out_is_predicted_near_its_mean(tmp_path: Path) -> None:
+    (tmp_path / "drop.py").write_text(SCRIPT.format(left_out=LEFT_OUT))
+    graph = ps.step_graph(str(tmp_path / "drop.py"))
     assert abs(forward_layers(graph) - (1 - LEFT_OUT) * LAYERS) <= 1
     assert any("not all alike" in note and "near their mean" in note for note in graph.notes)
 
 
-def test_a_script_that_seldom_leaves_a_layer_out_says_so() -> None:
-    Path("drop.py").write_text(SCRIPT.format(left_out=0.05))
-    graph = ps.step_graph("drop.py")
+def test_a_script_that_seldom_leaves_a_layer_out_says_so(tmp_path: Path) -> None:
+    (tmp_path / "drop.py").write_text(SCRIPT.format(left_out=0.05))
+    graph = ps.step_graph(str(tmp_path / "drop.py"))
     assert forward_layers(graph) >= LAYERS - 1
     assert any("not all alike" in note for note in graph.notes)
 

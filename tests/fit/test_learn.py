@@ -97,6 +97,20 @@ def test_a_trace_with_few_ops_tells_no_host(tmp_path: Path, monkeypatch: pytest.
     assert machine(found.out).host.assumed
 
 
+def test_a_folder_of_traces(pack: LearnedPack, tmp_path: Path) -> None:
+    """As torch.profiler.tensorboard_trace_handler writes it; what is no profiler's trace is passed over."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    (folder / "worker0.1.pt.trace.json.gz").write_bytes(TRACE.read_bytes())
+    (folder / "args.json").write_text("{}")
+    found = learn_pack([folder], tmp_path / "pack")
+    assert [Path(t.path).name for t in found.traces] == ["worker0.1.pt.trace.json.gz"]
+    assert found.correction.measured.tolist() == pack.correction.measured.tolist()
+    (folder / "worker0.1.pt.trace.json.gz").unlink()
+    with pytest.raises(InputError, match="no Kineto trace .* in this folder"):
+        learn_pack([folder], tmp_path / "other")
+
+
 # ---- bad input
 
 

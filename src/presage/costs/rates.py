@@ -19,7 +19,7 @@ from presage.hardware.architecture import architecture
 from presage.hardware.gpu import Gpu
 
 REACHED_FLOPS = 0.8  # of the peak, by large products
-REFERENCE_SMS = 132  # of the GPU whose waves features speak of, whichever the law is for
+REFERENCE_SMS = 132  # of the reference
 FLOOR = 1.2e-6  # seconds of the shortest kernel
 
 
@@ -51,6 +51,10 @@ class Rates:
         return self.cool if dtype == "float32" and not tf32 and self.cool else self.rate(dtype, tf32)
 
 
+# The GPU whose waves, tiles and parts of a law the features speak of, whichever one the law is for: about an H200.
+REFERENCE = Rates(
+    4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, REFERENCE_SMS
+)
 FEW_LANES, REACHED_BY_FEW, REACHED_BY_MANY = 96, 0.95, 0.8
 BASE_SHARE, LEAST_BASE = 0.285, 32.0  # of the limit; watts
 PICO, BYTE = 1e-12, 88.0  # BYTE: pJ, on our H200

@@ -62,11 +62,6 @@ def prior(
     return _scaled(belief, table.get("scale", {}), gpus, nodes, seconds)
 
 
-def describe_conditions(conditions: str) -> str:
-    """One line on what conditions mean."""
-    return str(_file()[conditions]["about"])
-
-
 def _scaled(belief: Belief, scale: Mapping[str, Any], gpus: int, nodes: float, seconds: float) -> Belief:
     """With what depends on the size of the job: slow GPUs, stalls, congestion between nodes."""
     if not scale:

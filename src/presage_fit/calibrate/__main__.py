@@ -26,6 +26,7 @@ Examples:
   presage calibrate --out my_gpu/ --family gemm --minutes 5
   presage pack my_gpu/
   presage calibrate --from step.json.gz other.json.gz --out learned/
+  presage calibrate --from profiler_folder/ --out learned/
   presage calibrate --from step.json.gz --like h100_sxm --out learned/    (a GPU that is not listed)
   presage predict train.py --pack learned/
 """
@@ -189,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         type=Path,
         metavar="TRACE",
-        help="Learn from profiler traces recorded with shapes; needs no GPU.",
+        help="Learn from profiler traces recorded with shapes, or folders of them; needs no GPU.",
     )
     out.add_argument("--gpu", metavar="NAME", help="With --from: the traces' GPU (default: as they name it).")
     out.add_argument("--like", metavar="NAME", help="With --from: the listed GPU whose models are corrected.")

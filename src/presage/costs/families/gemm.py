@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, ln
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, Rates
 
 TILES = ((128, 256), (256, 128), (128, 128), (64, 128), (128, 64), (64, 64), (128, 192), (192, 128), (64, 256))
 # What libraries have, either way round, and the share of an SM's rate that such a tile reaches.
@@ -143,10 +143,6 @@ def features(call: Call, law: Law) -> list[float]:
 OPS = frozenset(
     f"aten::{n}"
     for n in ("mm", "addmm", "bmm", "baddbmm", "addmm_", "baddbmm_", "mv", "addmv", "dot", "_addmm_activation")
-)
-# The GPU whose tiles the features speak of; the law speaks of the one at hand.
-REFERENCE = Rates(
-    4.2e12, {"bf16": 7.9e14, "fp16": 7.9e14, "tf32": 4.0e14, "fp32": 5.4e13, "fp64": 5.4e13}, REFERENCE_SMS
 )
 FAMILY = KernelFamily("gemm", OPS, law, features, rounds=2000, leaves=63, computes=True)
 

@@ -16,7 +16,7 @@ from math import ceil, log2, prod
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, ln
 from presage.costs.families.embedding import EmbeddingLookup, far, gathered, missed, repeats
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, Rates
 
 CODES = codes(
     (
@@ -206,5 +206,4 @@ def features(call: Call, law: Law) -> list[float]:
 
 
 PARTS = max(map(len, WEIGHTS.values()))
-REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
 FAMILY = KernelFamily("index", frozenset(CODES), law, features, rounds=800, leaves=63, bound=0.3)

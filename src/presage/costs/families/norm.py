@@ -30,7 +30,7 @@ from presage.costs.families.common import (
     plain_features,
     power,
 )
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, REFERENCE_SMS, Rates
 from presage.hardware import Gpu
 
 THREADS_AT_MOST = 512  # of a block
@@ -374,9 +374,6 @@ def launch_features(launched: list[NormKernel]) -> list[float]:
         ln(k.held), ln(waves), waves / ceil(waves), sum(first) / total,
         *(sum(part) / total for part in zip(*(seconds for seconds, _ in times), strict=True)),
     ]  # fmt: skip
-
-
-REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
 
 
 FAMILY = KernelFamily(

@@ -20,8 +20,8 @@ from math import prod, sqrt
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, codes, fitted_numbers, flat, ln, plain_features
 from presage.costs.families.loops import Loop, elementwise_loops
-from presage.costs.families.reduce import BURST, CACHED, LINE, NEAR, REFERENCE, SECTOR, WARP, cut, fetched, units
-from presage.costs.rates import Rates
+from presage.costs.families.reduce import BURST, CACHED, LINE, NEAR, SECTOR, WARP, cut, fetched, units
+from presage.costs.rates import REFERENCE, Rates
 
 CODES = codes(
     "neg abs exp log log1p sqrt rsqrt tanh sigmoid sin cos reciprocal erf floor sign relu isneginf gelu silu mish "

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln, power
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, REFERENCE_SMS, Rates
 
 POOLS = ("max_pool{}d_with_indices", "avg_pool{}d", "adaptive_max_pool{}d", "_adaptive_avg_pool{}d")
 KINDS = ("adaptive_avg", "adaptive_max", "avg", "max")
@@ -347,5 +347,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
 FAMILY = KernelFamily("pool", frozenset(OPS), law, features, rounds=600, leaves=63, rate=0.08)

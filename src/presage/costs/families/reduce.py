@@ -20,7 +20,7 @@ from typing import NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln, plain_features
 from presage.costs.families.loops import Loop, ReduceLoops, padded_strides, reduce_loops
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, REFERENCE_SMS, Rates
 
 CODES = codes(
     "sum mean amax argmax linalg_vector_norm var any max prod all min amin argmin std norm logsumexp var_mean"
@@ -231,5 +231,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
 FAMILY = KernelFamily("reduce", OPS, law, features, rounds=1000, leaves=47)

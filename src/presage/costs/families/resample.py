@@ -21,7 +21,7 @@ from typing import NamedTuple
 from presage.costs.call import Call, Shape
 from presage.costs.families.common import KernelFamily, Law, alignment, codes, fitted_numbers, ln, power
 from presage.costs.families.pool import WARP, WORD, KernelLaunch, Sides, channels_last, sectors, three
-from presage.costs.rates import REFERENCE_SMS, Rates
+from presage.costs.rates import REFERENCE, REFERENCE_SMS, Rates
 
 MODES = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d")
 OPS = codes(
@@ -258,5 +258,4 @@ def features(call: Call, law: Law) -> list[float]:
     ]  # fmt: skip
 
 
-REFERENCE = Rates(4.2e12, {"fp32": 5.4e13}, REFERENCE_SMS)  # whose parts the features speak of
 FAMILY = KernelFamily("resample", frozenset(OPS), law, features, rounds=700, leaves=63, rate=0.08)
