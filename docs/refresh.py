@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 
 from shown import PAGES, Command, commands, place, played, run, snippets
@@ -29,11 +30,14 @@ def refresh(page: Path, folder: Path) -> None:
 
 
 def printed(page: Path, text: str, folder: Path) -> str:
-    """The text with what its Python prints now, where the page shows that."""
+    """The text with what its Python prints now, where the page shows that. Another process runs it: a page may register
+    what commands of the next would then show."""
     shown = snippets(page)
     if all(snippet.output is None for snippet in shown):
         return text
-    for snippet, out in zip(shown, played(shown, place(folder / page.stem), {}), strict=True):
+    with get_context("spawn").Pool(1) as pool:
+        outputs = pool.apply(played, (shown, place(folder / page.stem), {}))
+    for snippet, out in zip(shown, outputs, strict=True):
         if snippet.output is not None:
             block = f"{snippet.code}```\n\n```text\n"
             text = text.replace(f"{block}{snippet.output}```", f"{block}{out.rstrip()}\n```")

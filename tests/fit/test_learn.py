@@ -107,7 +107,7 @@ def test_a_folder_of_traces(pack: LearnedPack, tmp_path: Path) -> None:
     assert [Path(t.path).name for t in found.traces] == ["worker0.1.pt.trace.json.gz"]
     assert found.correction.measured.tolist() == pack.correction.measured.tolist()
     (folder / "worker0.1.pt.trace.json.gz").unlink()
-    with pytest.raises(InputError, match="no Kineto trace .* in this folder"):
+    with pytest.raises(InputError, match="no Kineto trace"):
         learn_pack([folder], tmp_path / "other")
 
 
