@@ -49,8 +49,8 @@ Then presage began to ask cuDNN which engines it takes ([kernels](kernels.md#con
 convolutions were fitted anew with what it says, to 27,600 more draws, timed one process at a time. A fourth list of
 {last} ([workloads/field4.py](../workloads/field4.py), half of it convolutional, eleven nets written by hand) was
 written and measured meanwhile: `before` are the models from before all this. Those with the engines had not seen it
-either, and were 3.62% off on average, 17.48% at worst; `after` has later fits. Which sweep tells of workspaces of pointwise weight gradients (all but `conv_volumes`) was chosen with a
-net of the first list in view.
+either, and were 3.62% off on average, 17.48% at worst; `after` has later fits. Which sweep tells of workspaces of
+pointwise weight gradients (all but `conv_volumes`) was chosen with a net of the first list in view.
 
 A fifth list of {newest} ([workloads/field5.py](../workloads/field5.py), 13 of them nets written by hand) was written
 before its models were predicted, and measured on 2026-11-19 on a machine whose host is a third faster: `before` are the
