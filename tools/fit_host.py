@@ -26,10 +26,10 @@ from presage.traces.trace import Trace
 from presage_fit.host import (
     Fit,
     HostRow,
+    TracedUnit,
     fit,
     host_model_toml,
     host_us,
-    launch_calls,
     profiler_cost,
     rows,
     share_found,
@@ -80,6 +80,14 @@ def pace_of(errors: np.ndarray, measured: Mapping[str, dict], host_bound: Sequen
     together = [float((x[1:] * x[:-1]).mean() / x.var()) for x in each]
     step_sd = float(np.median([x.std() for x in each]))
     return Pace(float(errors[:, 0].std()) / share, step_sd / share, float(np.median(together)))
+
+
+def launch_calls(found: Sequence[TracedUnit]) -> tuple[list[float], list[float]]:
+    """Launch calls of units with one launch that did not wait: microseconds, and the share of the rest before it."""
+    alone = [u for u in found if u.launches == 1 and not u.waited]
+    calls = [(u.last_launch - u.first_launch) * 1e-3 for u in alone]
+    rest = [(u.first_launch - u.start) / max(1, u.end - u.start - u.last_launch + u.first_launch) for u in alone]
+    return calls, rest
 
 
 def calls_of(cases: Mapping[str, tuple[Graph, Trace]], found: Fit, measured: Mapping[str, dict]) -> Calls:

@@ -30,7 +30,7 @@ from presage.costs.families import BY_OP
 from presage.costs.kernel_files import FILE, SHIPPED, TABLES, load
 from presage.costs.trees import Trees
 from presage_fit.boosting import fit
-from presage_fit.serving import ServingOverhead, save_tables, serving_features, unheated
+from presage_fit.serving import ServingOverhead, heated, save_tables, serving_features
 from presage_fit.table_split import FITTED, HELD, is_fitted
 from presage_validation.kernel_tables import MeasuredKernel, read_table
 
@@ -79,6 +79,14 @@ def heat_of(rows: Rows) -> float:
     over = rows.seconds / np.array([chip.gemm(GemmShape(*s.sizes, rhs_k_major=True)) for s in rows.shapes])
     level = (rows.seconds > LEVEL[0]) & (rows.seconds < LEVEL[1])
     return max(0.0, float(np.median(over[rows.seconds > HOT]) / np.median(over[level]) - 1))
+
+
+def unheated(seconds: Floats, heat: float) -> Floats:
+    """Seconds at the full clock of kernels that collectors saw take `seconds`: the inverse of `heated`."""
+    cool = seconds
+    for _ in range(50):
+        cool = cool * seconds / heated(cool, heat)
+    return cool
 
 
 def target(rows: Rows, seconds: Floats, floor: float, heat: float) -> Floats:

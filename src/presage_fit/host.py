@@ -180,14 +180,6 @@ def _waits(trace: Trace) -> dict[int, int]:
     return out
 
 
-def launch_calls(found: Sequence[TracedUnit]) -> tuple[list[float], list[float]]:
-    """Launch calls of units with one launch that did not wait: microseconds, and the share of the rest before it."""
-    alone = [u for u in found if u.launches == 1 and not u.waited]
-    calls = [(u.last_launch - u.first_launch) * 1e-3 for u in alone]
-    rest = [(u.first_launch - u.start) / max(1, u.end - u.start - u.last_launch + u.first_launch) for u in alone]
-    return calls, rest
-
-
 # Fitting the host's terms to traced steps, and their level to steps measured without a profiler.
 #
 # Every trace and thread has a pace of its own, which scales all its times, the profiler's cost per event among them:

@@ -30,6 +30,7 @@ Array = npt.NDArray[Any]
 SHARE_HELD_OUT, EXTRAPOLATION = 0.2, 0.97
 SHARES: dict[str, Any] = {"feature_fraction": 0.8, "bagging_fraction": 0.8, "bagging_freq": 1, "lambda_l2": 0.1}
 WIDE, AGAIN, FASTER = 0.3, 300, 0.1  # bound, rounds and rate of the further trees of uneven families
+SHRUNK = {"lambda_l2": 20.0}  # leaves of uneven families, of which few rows say little
 TOLD_LEAVES = 2  # times as many where the library told, for there is more to learn
 # Spread of the repeats over their median, of kernels of any length and of those that take LONG; a cold cache's time
 # over a warm one's, but for seconds that a timer may be off; two times that tell the same.
@@ -196,13 +197,14 @@ def _fit(family: KernelFamily, rows: SampleTable, seed: int) -> Trees:
     slower: where a family has such rows, further trees with a wide bound do."""
     target = np.log(rows.seconds / rows.law)
     settings: dict[str, Any] = {"leaves": family.leaves, "min_leaf": family.least, "seed": seed, "objective": "huber"}
+    extra = SHARES | (SHRUNK if family.uneven else {})
     trees = fit(
-        rows.x, target, rounds=family.rounds, rate=family.rate, extra=SHARES | {"alpha": family.bound}, **settings
+        rows.x, target, rounds=family.rounds, rate=family.rate, extra=extra | {"alpha": family.bound}, **settings
     )
     if not family.uneven:
         return trees
     left = target - trees.predict(rows.x.astype(np.float32))
-    more = fit(rows.x, left, rounds=AGAIN, rate=FASTER, extra=SHARES | {"alpha": WIDE}, **settings)
+    more = fit(rows.x, left, rounds=AGAIN, rate=FASTER, extra=extra | {"alpha": WIDE}, **settings)
     return joined(trees, more, ())
 
 
@@ -218,6 +220,8 @@ def fit_counts(family: KernelFamily, some: list[KernelSample], rows: SampleTable
     """Trees for ln(launches / the law's)."""
     expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
     target = np.log(np.array(expected)[rows.sample])
+    if family.uneven:  # one launch or thousands: each group of a convolution by itself
+        return fit(rows.x, target, rounds=500, leaves=127, rate=0.15, min_leaf=4)
     return fit(rows.x, target, rounds=80, leaves=min(15, family.leaves), rate=0.15, min_leaf=8,
                objective="regression_l1")  # fmt: skip
 

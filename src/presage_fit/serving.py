@@ -75,14 +75,6 @@ def heated(seconds: Floats, heat: float) -> Floats:
     return np.asarray(seconds * (1 + heat * seconds**2 / (seconds**2 + HEATED**2)))
 
 
-def unheated(seconds: Floats, heat: float) -> Floats:
-    """Seconds at the full clock of kernels that collectors saw take `seconds`: the inverse of `heated`."""
-    cool = seconds
-    for _ in range(50):
-        cool = cool * seconds / heated(cool, heat)
-    return cool
-
-
 def medians(values: Floats, of: Ints, count: int) -> Floats:
     """By `of`, which has all of 0 to count."""
     order = np.lexsort((values, of))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from presage.configs.models import find_preset, model_from_table, preset, preset_facts, preset_key, presets
+from presage.configs.models import find_preset, preset, preset_facts, preset_key, presets, read_model
 from presage.errors import PresageError
 
 # Published figures that count something else, or that the published shapes do not add up to.
@@ -49,14 +49,15 @@ def test_a_model_is_found_by_any_of_its_names() -> None:
 
 
 def test_fields_go_over_a_preset() -> None:
-    proxy = model_from_table({"preset": "deepseek-v3", "layers": 4, "experts": {"dense_layers": 1, "imbalance": 1.2}})
+    fewer = {"preset": "deepseek-v3", "layers": 4, "experts": {"dense_layers": 1, "imbalance": 1.2}}
+    proxy = read_model(fewer, "model")[0]
     assert (proxy.layers, proxy.hidden, proxy.latent) == (4, 7168, preset("deepseek-v3").latent)
     assert proxy.experts and (proxy.experts.experts, proxy.experts.dense_layers) == (256, 1)
     assert proxy.experts.imbalance == 1.2
 
 
 def test_what_is_left_out_follows_from_the_rest() -> None:
-    gpt = model_from_table({"hidden": 1024, "layers": 2, "heads": 16, "vocab": 100, "activation": "gelu"})
+    gpt = read_model({"hidden": 1024, "layers": 2, "heads": 16, "vocab": 100, "activation": "gelu"}, "model")[0]
     assert (gpt.ffn, gpt.kv_heads, gpt.head_dim) == (4096, 16, 64)
-    llama = model_from_table({"hidden": 4096, "layers": 2, "heads": 32, "vocab": 100})
+    llama = read_model({"hidden": 4096, "layers": 2, "heads": 32, "vocab": 100}, "model")[0]
     assert llama.ffn == 10880  # Megatron's rule for gated blocks

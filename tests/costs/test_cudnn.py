@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan
+from math import isnan, log
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,17 @@ from presage.costs.calibrated_kernels import call_times
 from presage.costs.call import Call, Shape
 from presage.costs.cudnn import engines, libraries, note, with_engines
 from presage.costs.cudnn_child import strides
-from presage.costs.families.conv import AT_TOLD, ENGINE, FAMILY, FORWARD, OWN, SCALE, conv
+from presage.costs.families.conv import (
+    AT_TOLD,
+    ENGINE,
+    FAMILY,
+    FORWARD,
+    OWN,
+    SCALE,
+    TILE_FEATURES,
+    conv,
+    tile_features,
+)
 from presage.costs.kernel_files import load
 from presage.errors import PresageError
 from presage.hardware import gpu
@@ -58,6 +68,21 @@ def test_what_is_told_is_the_last_features() -> None:
     assert FAMILY.told == AT_TOLD
     assert guessed[AT_TOLD] == 0 and all(isnan(f) for f in guessed[AT_TOLD + 1 :])
     assert known[: AT_TOLD + 2] == [*guessed[:AT_TOLD], 1.0, 62.0] and known[AT_TOLD + 3] == 5.0
+
+
+def test_the_tile_that_is_told_gives_waves_and_seconds() -> None:
+    c = conv(CALL)  # a product of 32 x 28 x 28 = 25,088 rows, 256 columns and 9 x 256 to add up
+    whole = FAMILY.law(CALL, SCALE).seconds
+    wide, narrow = (tile_features(c, whole, {ENGINE: 62.0, "knob2": tile}) for tile in (0.0, 8.0))
+    assert len(wide) == len(narrow) == TILE_FEATURES
+    assert wide[0] == pytest.approx(log(128 * 128)) and wide[2] == pytest.approx(log(9 * 256 / 32))
+    assert wide[4] == pytest.approx(log(196 * 2 / SCALE.sms)), "196 x 2 tiles of 128 x 128"
+    assert narrow[4] == pytest.approx(log(392 * 8 / SCALE.sms)), "of 64 x 32"
+    assert narrow[6] > wide[6] + 0.5, "small tiles load more often"
+    halved = tile_features(c, whole, {ENGINE: 62.0, "knob2": 0.0, "knob17": 2.0})
+    assert halved[2] == pytest.approx(wide[2] - log(2)) and halved[4] == pytest.approx(wide[4] + log(2))
+    assert all(isnan(f) for f in tile_features(c, whole, {ENGINE: OWN})), "PyTorch's own kernels have none"
+    assert not any(isnan(f) for f in tile_features(c, whole, {ENGINE: 25.0})), "a common one where none is told"
 
 
 def test_nobody_is_asked_when_it_is_off(place: pytest.MonkeyPatch) -> None:

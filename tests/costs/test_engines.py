@@ -20,14 +20,13 @@ from presage_fit.serving import (
     save_tables,
     serving_features,
     serving_overheads,
-    unheated,
 )
 from presage_fit.table_split import held_out_widths, is_fitted
 from presage_validation.kernel_tables import MeasuredKernel, attention, gemm
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from fit_tables import Rows, engine, own_gemm  # noqa: E402
+from fit_tables import Rows, engine, own_gemm, unheated  # noqa: E402
 
 GPUS = ("a100_80gb", "h100_sxm", "b200", "l40s")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from presage.costs.collectives import Collectives, RankGroup
 from presage.errors import PresageError
 from presage.hardware import cluster, gpu_by_name, gpus, platform
-from presage.hardware.cluster import FABRICS, usual_network, with_active_ranks
+from presage.hardware.cluster import FABRICS, usual_network
 from presage_validation.public_table import platform_name, platform_of_run, read_interconnect
 
 GBIT = 1e9 / 8
@@ -154,19 +154,6 @@ def test_every_gpu_makes_a_cluster() -> None:
 def test_what_cannot_be_is_told(more: dict[str, object], said: str) -> None:
     with pytest.raises(PresageError, match=said):
         cluster("h100_sxm", **({"per_node": 8} | more))  # type: ignore[arg-type]
-
-
-def test_cards_are_shared_by_those_who_talk() -> None:
-    """Eight groups of a rank a node have a card each; where cards are fewer, a part of one."""
-    few = platform("jean-zay")  # four cards of 100 Gb/s for eight GPUs
-    assert with_active_ranks(few, 8).links[-1].bandwidth == few.links[-1].bandwidth == pytest.approx(50 * GBIT)
-    assert (
-        with_active_ranks(few, 4).links[-1].bandwidth
-        == with_active_ranks(few, 1).links[-1].bandwidth
-        == pytest.approx(100 * GBIT)
-    )
-    each = platform("dgx-h100")
-    assert with_active_ranks(each, 1) == with_active_ranks(each, 8) == each
 
 
 def test_thousands_of_ranks_are_sane() -> None:

@@ -20,7 +20,7 @@ from presage.parallel.schedules import SCHEDULES
 from presage.prediction.jobs.block_cost import BlockCostModel, overlap_loss
 from presage.prediction.jobs.efficiency import LAWS, Efficiency
 from presage.prediction.jobs.job_step import JobStep, StepInputs, job_step, step_at_clock
-from presage.prediction.jobs.plan_bounds import step_lower_bound
+from presage.prediction.jobs.plan_bounds import plan_lower_bounds
 from presage.prediction.jobs.plan_cache import clear_plan_cache
 
 DENSE = Transformer(2048, 8, 16, 32000, 8192, 8, 128)
@@ -71,6 +71,12 @@ def full_clock(s: JobStep) -> float:
 
 
 # ---- sums
+
+
+def step_lower_bound(job: Job) -> float:
+    """Seconds that a job's step is not below."""
+    own = (job.parallel,)
+    return float(plan_lower_bounds(job, (job.micro_batch,), own, own, (job.recompute,), None).item())
 
 
 @given(jobs())

@@ -21,7 +21,7 @@ from presage.memory import job_memory
 from presage.memory.job_memory import most_needed, plans_needed
 from presage.parallel.plan import ParallelPlan
 from presage.prediction.jobs.job_step import job_step
-from presage.prediction.jobs.plan_bounds import plan_lower_bounds, step_lower_bound
+from presage.prediction.jobs.plan_bounds import plan_lower_bounds
 from presage.search import (
     JobPlan,
     PlanSpace,
@@ -196,6 +196,12 @@ def test_what_plans_share_changes_no_price() -> None:
         alone = job_step(one)
         assert alone.seconds == pytest.approx(shared.seconds, rel=1e-12)
         assert alone.parts == pytest.approx(shared.parts, rel=1e-9, abs=1e-12)
+
+
+def step_lower_bound(job: Job) -> float:
+    """Seconds that a job's step is not below."""
+    own = (job.parallel,)
+    return float(plan_lower_bounds(job, (job.micro_batch,), own, own, (job.recompute,), None).item())
 
 
 def test_no_step_is_below_its_bound() -> None:

@@ -192,11 +192,6 @@ def _folded(name: str) -> str:
 # ---- A job file's [model]: a known model, or a Hugging Face config, and fields of its own over them.
 
 
-def model_from_table(table: Mapping[str, Any], path: str | Path = "model", name: str = "") -> Transformer:
-    """A [model] table as a Transformer; `path` is the file it stands in, beside which a config is looked for."""
-    return read_model(table, path, name)[0]
-
-
 def read_model(table: Mapping[str, Any], path: str | Path, name: str = "") -> tuple[Transformer, tuple[str, ...]]:
     """The model of a [model] table, and notes on what of its config is not expressed."""
     check_keys(path, table, ModelConfig, "model")

@@ -82,18 +82,6 @@ def usual_network(chip: Gpu, per_node: int) -> float:
     return per_node * USUAL_BY_GPU.get(chip.key, USUAL.get(kind, USUAL_PCIE))
 
 
-def with_active_ranks(platform: Platform, ranks: int) -> Platform:
-    """The platform as seen by some ranks of each node while the others are idle: each has a NIC of its own or its share
-    of one, but never more than one."""
-    far = platform.links[-1]
-    if far.topology != "fat-tree" or far.nics is None:
-        return platform
-    node = max(k.ranks for k in platform.links[:-1]) if len(platform.links) > 1 else 1
-    rate = far.bandwidth * node / max(min(ranks, node), min(far.nics, node))
-    wider = replace(far, bandwidth=min(max(rate, far.bandwidth), platform.links[0].bandwidth))
-    return replace(platform, links=(*platform.links[:-1], wider))
-
-
 def _check(per_node: int, gbps: float | None, fabric: str, domain: int | None) -> None:
     if per_node < 1:
         raise PresageError(f"a node cannot have {per_node} GPUs")

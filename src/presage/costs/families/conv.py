@@ -14,8 +14,8 @@ Features: all sizes, how they divide by tiles and powers of two, layout, type of
 each shape of tile and each other law would take, as a share of the whole. Sweeps: 6,700 draws with every parameter by
 itself, 35,800 as nets have them (1-D to 3-D, grouped, dilated, factorised), 10,000 of groups of all widths, 45,300 of
 layers that libraries have, 36,800 of sequences, volumes and generators, 8,900 of first and last layers, three ways
-each. Last come the engine that cuDNN takes and its settings, where it was asked (`presage.costs.cudnn`): these calls
-have trees of their own.
+each. Last come the engine that cuDNN takes, its settings and what the law makes of the tile that they name, where it
+was asked (`presage.costs.cudnn`): these calls have trees of their own.
 
 Convolutions are uneven: cuDNN takes engines of 3 and of 60 TFLOP/s for neighbouring sizes, and now and then another
 than it tells (Fourier transforms, which it does not list without a GPU), so they are fitted twice
@@ -69,15 +69,18 @@ def product(c: Conv) -> ConvGemm:
 def tile_times(c: Conv, rates: Rates) -> list[float]:
     """Seconds with each shape of tile: whole waves of tiles, each as many steps as its slowest part allows."""
     p = product(c)
-    rate = rates.convolved("float32" if c.kind in ("tf32", "float32") else c.kind, c.kind == "tf32") / rates.sms
     steps = max(1, ceil(p.taps * ceil(p.inner / STEP) / (prod(c.stride) if c.role == 1 else 1)))
     out = []
     for a, b in TILES:
         tiles = ceil(p.m / a) * ceil(p.n / b) * p.outer * c.groups
-        loads = (a + b) * STEP * c.width * rates.sms / CACHE_BANDWIDTH
-        step = max(2.0 * a * b * STEP / rate, loads, STEP_SECONDS)
-        out.append(min(_split(c, rates, tiles, steps, step)))
+        out.append(min(_split(c, rates, tiles, steps, step_seconds(c, rates, a, b))))
     return out
+
+
+def step_seconds(c: Conv, rates: Rates, a: int, b: int) -> float:
+    """What a step of the inner loop takes on a tile of a x b: its FLOPs or its loads, and not less than any step."""
+    rate = rates.convolved("float32" if c.kind in ("tf32", "float32") else c.kind, c.kind == "tf32") / rates.sms
+    return max(2.0 * a * b * STEP / rate, (a + b) * STEP * c.width * rates.sms / CACHE_BANDWIDTH, STEP_SECONDS)
 
 
 def _split(c: Conv, rates: Rates, tiles: int, steps: int, step: float) -> Iterator[float]:
@@ -158,7 +161,7 @@ def features(call: Call, law: Law) -> list[float]:
         ln(one_by_one(c, SCALE) / whole), ln(c.flops / SCALE.rate("float32") / whole), ln(law.seconds / whole),
         *(ln(t / whole) for t in p.tiles), *_waves(c, g), float(g.m % 128), float(g.inner * g.taps % 64),
         ceil(g.m / 128) * 128 / g.m, ceil(g.n / 128) * 128 / g.n, ceil(g.n / 64) * 64 / g.n, ceil(i / 64) * 64 / i,
-        ceil(o / 64) * 64 / o, *engine_features(call.facts),
+        ceil(o / 64) * 64 / o, *engine_features(call.facts), *tile_features(c, whole, call.facts),
     ]  # fmt: skip
 
 
@@ -172,6 +175,45 @@ def engine_features(facts: Mapping[str, float]) -> list[float]:
     known = facts.get
     told = [known(ENGINE, nan), log1p(known(WORKSPACE, nan)), *(known(k, nan) for k in KNOBS)]
     return [float(ENGINE in facts), *told]
+
+
+# The tile that an engine's setting 2 stands for, by the names of the kernels timed; of others no name tells it.
+TILE, SPLITTING, CLUSTER = "knob2", ("knob0", "knob12", "knob17"), ("knob27", "knob28")
+TOLD_TILES = {0: (128, 128), 1: (128, 64), 2: (128, 32), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256),
+              7: (64, 128), 8: (64, 32), 9: (64, 256), 12: (32, 32), 16: (256, 32), 18: (64, 192), 19: (128, 192),
+              20: (256, 96)}  # fmt: skip
+COMMON_TILE = (64, 64)
+WIDEST = 8  # tiles in a cluster; what is above is no number of tiles
+TILE_FEATURES = 20
+
+
+def tile_features(c: Conv, whole: float, facts: Mapping[str, float]) -> list[float]:
+    """How the product divides by the tile that cuDNN told, either way round, and what that makes of the law: waves and
+    how full they are, seconds as a share of the whole, rows and columns that are not padding. Of 64 x 64 where it told
+    none that is known."""
+    if facts.get(ENGINE, OWN) == OWN:
+        return [nan] * TILE_FEATURES
+    g, tile = product(c), TOLD_TILES.get(int(facts.get(TILE, -1)), COMMON_TILE)
+    m, n = g.m, g.n * g.outer
+    split = max(1.0, *(facts.get(k, 1.0) for k in SPLITTING))
+    inner = g.taps * g.inner / split
+    steps = max(1.0, g.taps * ceil(g.inner / STEP) / (prod(c.stride) if c.role == 1 else 1)) / split
+    out = [ln(tile[0] * tile[1]), ln(split), ln(steps), ln(g.n / tile[1])]
+    for a, b in (tile, tile[::-1]):
+        waves = ceil(m / a) * ceil(n / b) * c.groups * split / SCALE.sms
+        seconds = ceil(waves) * (ceil(steps) * step_seconds(c, SCALE, a, b) + TILE_SECONDS)
+        out += [ln(waves), ceil(waves) / waves, ln(seconds / whole), _filled(m, a), _filled(n, b)]
+    adding = 8.0 * split * c.sides[(1, 0, 2)[c.role]] / c.width
+    out += [ln(nbytes / SCALE.bandwidth / whole + 1e-6) for nbytes in (facts.get(WORKSPACE, 0.0), adding)]
+    for size, side, setting in zip((m, n), tile, CLUSTER, strict=True):
+        tiles = facts.get(setting, 1.0)
+        out.append(_filled(size, side * tiles) if tiles <= WIDEST else nan)
+    return [*out, _filled(prod(c.large if c.role == 1 else c.small), tile[0]), _filled(inner, 64)]
+
+
+def _filled(size: float, side: float) -> float:
+    """The share of tiles of this side that is not padding."""
+    return size / (ceil(size / side) * side)
 
 
 def _waves(c: Conv, g: ConvGemm) -> list[float]:
@@ -328,18 +370,5 @@ def _channels_last(t: Shape) -> bool:
 
 
 OPS = frozenset((FORWARD, TRANSPOSED, BACKWARD, *DEPTHWISE))
-FAMILY = KernelFamily(
-    "conv",
-    OPS,
-    law,
-    features,
-    rounds=1200,
-    leaves=255,
-    rate=0.12,
-    least=4,
-    uneven=True,
-    computes=True,
-    parts=gradients,
-    at_once=side_by_side,
-    told=AT_TOLD,
-)
+FAMILY = KernelFamily("conv", OPS, law, features, rounds=1200, leaves=255, rate=0.12, least=4, uneven=True,
+                      computes=True, parts=gradients, at_once=side_by_side, told=AT_TOLD)  # fmt: skip

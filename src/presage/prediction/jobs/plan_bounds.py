@@ -82,12 +82,6 @@ def plan_lower_bounds(
     return np.moveaxis(found, 0, 1) * (1 - ROUNDING)
 
 
-def step_lower_bound(job: Job, efficiency: Efficiency | None = None) -> float:
-    """Seconds that a job's step is not below."""
-    own = (job.parallel,)
-    return float(plan_lower_bounds(job, (job.micro_batch,), own, own, (job.recompute,), efficiency).item())
-
-
 def _longest(
     passes: NDArray[np.int64], p: ParallelPlan, at: NDArray[np.int64], counts: Floats, forward: Floats, backward: Floats
 ) -> Floats:
