@@ -221,7 +221,7 @@ def fit_counts(family: KernelFamily, some: list[KernelSample], rows: SampleTable
     expected = [max(1, s.launches) / family.law(s.call, rates).launches for s in some]
     target = np.log(np.array(expected)[rows.sample])
     if family.uneven:  # one launch or thousands: each group of a convolution by itself
-        return fit(rows.x, target, rounds=500, leaves=127, rate=0.15, min_leaf=4)
+        return fit(rows.x, target, rounds=300, leaves=63, rate=0.15, min_leaf=4)
     return fit(rows.x, target, rounds=80, leaves=min(15, family.leaves), rate=0.15, min_leaf=8,
                objective="regression_l1")  # fmt: skip
 
