@@ -110,7 +110,7 @@ def page(
     yield from map(_line, sorted(scored, key=lambda s: -abs(_error(s, "gpu_active"))))
     if skipped:
         yield "\n## Not scored\n"
-        yield from (f"- `{s.row}`: {s.reason.replace(f"{ROOT}/", "")}" for s in skipped)
+        yield from (f"- `{s.row}`: {s.reason.replace(f'{ROOT}/', '')}" for s in skipped)
 
 
 def _differ(scored: Sequence[ScoredScript]) -> float:
